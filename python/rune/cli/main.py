@@ -1,0 +1,91 @@
+"""The command ``rune``."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from rune.cli.common import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, error_json, exit_code, print_json, printable, quiet_stdout
+from rune.errors import RuneError
+
+__all__ = ["cli", "main"]
+
+_COMMANDS = {
+    "ask": "rune.cli.ask:ask",
+    "doctor": "rune.cli.doctor:doctor",
+    "memory": "rune.cli.memory:memory",
+    "models": "rune.cli.models:models",
+    "plan": "rune.cli.plan:plan",
+    "sessions": "rune.cli.sessions:sessions",
+    "traces": "rune.cli.traces:traces",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command when it is called, so that ``rune --help`` does not load an HTTP client."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        target = _COMMANDS.get(cmd_name)
+        if target is None:
+            return None
+        module, name = target.split(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog='Examples: rune ask "Why is the sky blue?" --explain · rune plan "Hi" --window 8192 --json · rune doctor',
+)
+@click.version_option(package_name="rune-context", prog_name="rune")
+def cli() -> None:
+    """Decide what enters a local model's context window, cut nothing in silence, keep one record per run."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; every error becomes one line, or one JSON value with ``--json``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    args = list(sys.argv[1:] if argv is None else argv)
+    before_dashes = args[: args.index("--")] if "--" in args else args
+    wants_json = "--json" in before_dashes
+    try:
+        result: Any = cli.main(args=args, prog_name="rune", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.ClickException as exc:
+        if isinstance(exc, click.UsageError) and exc.ctx is not None and not wants_json:
+            click.echo(exc.ctx.get_usage(), err=True)
+        return _fail(exc, exc.format_message(), EXIT_USAGE, wants_json)
+    except RuneError as exc:
+        return _fail(exc, str(exc), exit_code(exc), wants_json)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("cancelled", err=True)
+        return 130
+    except BrokenPipeError:
+        quiet_stdout()
+        return EXIT_FAILED
+    return result if isinstance(result, int) else EXIT_DONE
+
+
+def _fail(exc: BaseException, message: str, code: int, wants_json: bool) -> int:
+    if wants_json:
+        print_json(error_json(exc) if isinstance(exc, RuneError) else {"error": {"type": "Usage", "message": message}})
+    else:
+        click.echo(f"error: {printable(message)}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
