@@ -11,7 +11,6 @@ httpx is imported on first use, so that ``import rune`` stays cheap.
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -24,8 +23,9 @@ from rune.transports.base import CallAttempt
 from rune.transports.wire import json_body
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
-    import tenacity
 
 __all__ = ["Answer", "HttpClient", "Retry", "Stream", "Timeouts"]
 
@@ -406,8 +406,8 @@ class HttpClient:
             error = "read timeout"
             raise self._timeout(read_timeout) from exc
         except (httpx.NetworkError, httpx.RemoteProtocolError) as exc:
+            error = "cancelled" if stop.asked else "connection reset before the first byte"
             stop.raise_if_asked()
-            error = "connection reset before the first byte"
             raise self._again(f"{self.address} closed the connection before it answered.", exc) from exc
         except httpx.HTTPError as exc:
             error = type(exc).__name__
@@ -459,6 +459,8 @@ _TLS: ssl.SSLContext | None = None
 def _tls() -> ssl.SSLContext:
     # Loading the certificates takes longer than a call on loopback: once per process.
     global _TLS
+    import ssl
+
     if _TLS is None:
         _TLS = ssl.create_default_context()
     return _TLS

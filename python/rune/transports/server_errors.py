@@ -149,7 +149,9 @@ def to_exception(
     if status == 404 and error.is_json and "not found" in words.lower():
         return ModelNotFound(f"The model {model!r} is not there: {said}. {model_hint}".rstrip(), **where)
     if status == 503:
-        return ServerBusy(f"The server stayed busy through every retry. {said}. Try again when its queue is shorter.", **where)
+        return ServerBusy(
+            f"The server stayed busy through every retry. {said}. Try again when its queue is shorter.", **where
+        )
     if status in (401, 403):
         return BadReply(f"The server does not allow this call (HTTP {status}). {said}. {key_hint}".rstrip(), **where)
     if status in (404, 405):

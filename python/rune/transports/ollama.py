@@ -1,0 +1,451 @@
+"""``OllamaChatTransport``: one Ollama server over its native API, with a verdict on every call.
+
+The OpenAI-compatible API of the same server is not used: it has no num_ctx and no truncate, and it loses errors in streams.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from rune.errors import BadReply, RemoteModelRefused, ServerUnreachable, StreamCut, TransportError
+from rune.messages import Message
+from rune.transports import discovery
+from rune.transports.base import CallAttempt, ChatReply, Event, ModelListing, UsageCounters
+from rune.transports.discovery import DISCOVERY_READ_TIMEOUT, FALLBACK_WINDOW, ModelFacts
+from rune.transports.host import parse_ollama_host
+from rune.transports.http import Answer, HttpClient, Retry, Stream, Timeouts
+from rune.transports.measure import safe_tokens
+from rune.transports.ollama_chat import ChatRequest, ReplyBuilder, build_request, is_remote_name, token_limit
+from rune.transports.ollama_show import facts_from_show, listing_from_tag, window_in_ps
+from rune.transports.ollama_version import Version, effective_window, parse_version, ps_window_is_exact, traits
+from rune.transports.server_errors import read_error, to_exception
+from rune.transports.stream import LineError, NdjsonDecoder
+from rune.transports.verdict import judge
+
+__all__ = ["OllamaChatTransport"]
+
+TEMPLATE_TOKENS_PER_MESSAGE = 16
+TEMPLATE_TOKENS_UNKNOWN = 1024
+"""What a template may add when it is not known: default system prompts and tool preambles of known models stay below."""
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+class OllamaChatTransport(UsageCounters):
+    """Calls to one Ollama server.
+
+    Args:
+        host: the server's address in any form of ``OLLAMA_HOST``; None takes that variable.
+        api_key: sent as a bearer token; None takes ``OLLAMA_API_KEY``. Never shown.
+        allow_remote: let the server hand calls to a cloud; None takes ``RUNE_ALLOW_REMOTE``.
+        timeouts, retry: limits of the HTTP calls.
+        stream: ask for streamed replies (they can be cancelled at once).
+    """
+
+    provider: ClassVar[str] = "ollama"
+    fixed_window: bool = False
+
+    def __init__(
+        self,
+        host: str | None = None,
+        *,
+        api_key: str | None = None,
+        allow_remote: bool | None = None,
+        timeouts: Timeouts | None = None,
+        retry: Retry | None = None,
+        stream: bool = True,
+    ) -> None:
+        super().__init__()
+        address = parse_ollama_host(os.environ.get("OLLAMA_HOST") if host is None else host)
+        key = os.environ.get("OLLAMA_API_KEY", "").strip() if api_key is None else api_key
+        if allow_remote is None:
+            allow_remote = os.environ.get("RUNE_ALLOW_REMOTE", "").strip().lower() in _TRUE
+        self.address = address
+        self.allow_remote = allow_remote
+        self.stream = stream
+        self._secrets = tuple(s for s in (key, address.auth[1] if address.auth else "") if s)
+        self._http = HttpClient(
+            address.url,
+            server="Ollama",
+            loopback=address.loopback,
+            unreachable_hint="Start the server with `ollama serve`, or set OLLAMA_HOST to where it listens.",
+            timeouts=timeouts or Timeouts(),
+            retry=retry or Retry(),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            auth=None if key else address.auth,
+        )
+        self._state_lock = threading.Lock()
+        self._version_asked = False
+        self._version: Version | None = None
+        self._facts_failed: set[str] = set()
+        self._allocated: dict[str, tuple[int, int]] = {}
+        self._sent_num_ctx: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"OllamaChatTransport({self.address.url!r})"
+
+    @property
+    def server_key(self) -> str:
+        """Names the server for caches."""
+        return f"ollama {self.address.url}"
+
+    # --- chat -----------------------------------------------------------------------------------------------------------
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        num_ctx: int | None = None,
+        num_predict: int | None = None,
+        num_keep: int | None = None,
+        format: Any = None,
+        think: bool | str | None = None,
+        keep_alive: str | int | None = None,
+        options: Mapping[str, Any] | None = None,
+        estimate: int | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> ChatReply:
+        """Send messages (normal form) and return the reply with its verdict.
+
+        Raises:
+            PromptRefused, ModelNotFound, ServerBusy, ServerUnreachable, StreamCut (also when cancelled), BadReply,
+            RemoteModelRefused: see ``rune.errors``.
+            InvalidInput: a count of tokens that is none, or no model.
+        """
+        self._refuse_remote(model, known=None)
+        facts = self._facts(model)
+        version = self._server_version()
+        request = self._request(
+            (messages, model, facts, version),
+            tools=tools,
+            num_ctx=num_ctx,
+            num_predict=num_predict,
+            num_keep=num_keep,
+            format=format,
+            think=think,
+            keep_alive=keep_alive,
+            options=options,
+            estimate=estimate,
+        )
+        begun = time.perf_counter()
+        attempts: list[CallAttempt] = []
+        builder = ReplyBuilder(model, self.address.url, self._secrets)
+        try:
+            with self._http.stream("POST", "/api/chat", request.body, cancel=cancel, log=attempts) as stream:
+                decoder = self._decoder(stream, stream.read, model)
+                for chunk in stream.chunks():
+                    self._feed(builder, decoder.feed, chunk, on_event)
+                    if builder.done:
+                        break
+                self._end(builder, decoder, on_event)
+        except (StreamCut, ServerUnreachable) as exc:
+            self._lost(exc, builder)
+            raise
+        return self._finished(builder, request, facts, version, attempts, begun)
+
+    async def achat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str,
+        on_event: Callable[[Event], None] | None = None,
+        **arguments: Any,
+    ) -> ChatReply:
+        """``chat`` for asyncio, with the same arguments but ``cancel``: cancelling the task closes the connection."""
+        import asyncio
+
+        self._refuse_remote(model, known=None)
+        # The two questions that come before are short and shared by all threads: a thread keeps the loop free.
+        facts = await asyncio.to_thread(self._facts, model)
+        version = await asyncio.to_thread(self._server_version)
+        request = self._request((messages, model, facts, version), **arguments)
+        begun = time.perf_counter()
+        attempts: list[CallAttempt] = []
+        builder = ReplyBuilder(model, self.address.url, self._secrets)
+        try:
+            async with self._http.astream("POST", "/api/chat", request.body, log=attempts) as stream:
+                body = b"" if stream.status == 200 else await stream.aread()
+                decoder = self._decoder(stream, lambda: body, model)
+                async for chunk in stream.achunks():
+                    self._feed(builder, decoder.feed, chunk, on_event)
+                    if builder.done:
+                        break
+                self._end(builder, decoder, on_event)
+        except (StreamCut, ServerUnreachable) as exc:
+            self._lost(exc, builder)
+            raise
+        return self._finished(builder, request, facts, version, attempts, begun)
+
+    def _request(
+        self,
+        call: tuple[Sequence[Message], str, ModelFacts | None, Version | None],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        num_ctx: int | None = None,
+        num_keep: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        **passed: Any,
+    ) -> ChatRequest:
+        messages, model, facts, version = call
+        window = token_limit(num_ctx, "num_ctx")
+        given = token_limit((options or {}).get("num_ctx"), "options.num_ctx")
+        if window is None:
+            window = given
+        if window is None:
+            trained = facts.trained_window if facts is not None else None
+            window = min(FALLBACK_WINDOW, trained or FALLBACK_WINDOW)
+        if num_keep is None and "num_keep" not in (options or {}) and traits(version).can_refuse is not True:
+            num_keep = self._system_tokens(messages, tools, facts, window)
+        return build_request(
+            messages,
+            model=model,
+            num_ctx=window,
+            num_keep=num_keep,
+            tools=tools,
+            options=options,
+            stream=self.stream,
+            **passed,
+        )
+
+    @staticmethod
+    def _system_tokens(
+        messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], facts: ModelFacts | None, window: int
+    ) -> int | None:
+        """How many tokens of the front a server that cannot refuse should keep when it cuts: those of the system block."""
+        system = [m for m in messages if m["role"] == "system"]
+        if not system and not tools:
+            return None
+        size = safe_tokens(system, tools, vocab_size=facts.vocab_size if facts is not None else None)
+        return min(size, window // 2)
+
+    def _decoder(self, stream: Stream, read: Callable[[], bytes], model: str) -> NdjsonDecoder:
+        if stream.status != 200:
+            raise self._error(Answer(stream.status, stream.headers, read()), model)
+        return NdjsonDecoder()
+
+    def _feed(
+        self,
+        builder: ReplyBuilder,
+        decode: Callable[..., Any],
+        chunk: bytes | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
+        try:
+            for item in decode() if chunk is None else decode(chunk):
+                for event in builder.feed(item):
+                    if on_event is not None:
+                        on_event(event)
+                if builder.done:
+                    return
+        except LineError as exc:
+            raise builder.bad(f"a line that is no JSON object: {exc.line}") from None
+
+    def _end(self, builder: ReplyBuilder, decoder: NdjsonDecoder, on_event: Callable[[Event], None] | None) -> None:
+        if not builder.done:
+            self._feed(builder, decoder.finish, None, on_event)
+        if not builder.done:
+            raise StreamCut(
+                f"The reply of {self.address.url} ended before the server said that it was done "
+                f"({len(builder.text)} characters had arrived). Its runner may have stopped, or it gave up on a text that "
+                "repeats itself.",
+                partial_text=builder.text,
+                url=self.address.url,
+            )
+
+    def _lost(self, exc: StreamCut | ServerUnreachable, builder: ReplyBuilder) -> None:
+        """After a lost connection another server may answer the next call: its version is asked again."""
+        if isinstance(exc, StreamCut):
+            exc.partial_text = builder.text
+        with self._state_lock:
+            self._version_asked = False
+
+    def _finished(
+        self,
+        builder: ReplyBuilder,
+        request: ChatRequest,
+        facts: ModelFacts | None,
+        version: Version | None,
+        attempts: list[CallAttempt],
+        begun: float,
+    ) -> ChatReply:
+        reply = builder.reply(request)
+        reply.attempts = attempts
+        reply.elapsed_ms = (time.perf_counter() - begun) * 1000
+        self._judge(reply, request, facts, version)
+        if not traits(version).counts_all:
+            reply.prompt_tokens = None  # the count leaves out what was cached: not the size of the prompt
+        with self._state_lock:
+            self._sent_num_ctx[request.model] = request.num_ctx
+        self.count(reply)
+        return reply
+
+    def _judge(self, reply: ChatReply, request: ChatRequest, facts: ModelFacts | None, version: Version | None) -> None:
+        trained = facts.trained_window if facts is not None else None
+        window = effective_window(request.num_ctx, trained, version)
+        sent, allocated = self._allocated.get(request.model, (0, 0))
+        if sent == request.num_ctx:
+            window = min(window, allocated)
+        added = facts.added_bytes if facts is not None else None
+        overhead = TEMPLATE_TOKENS_UNKNOWN if added is None else added
+        reply.verdict = judge(
+            traits=traits(version),
+            done=reply.done,
+            asked_to_refuse=True,
+            prompt_tokens=reply.prompt_tokens,
+            output_tokens=reply.output_tokens,
+            window=window,
+            estimate=request.estimate,
+            num_keep=request.num_keep,
+            add_bos=facts.add_bos if facts is not None else None,
+            upper_bound=request.utf8_bytes + TEMPLATE_TOKENS_PER_MESSAGE * (request.messages + 1) + overhead,
+            words=request.words,
+        )
+
+    def _error(self, answer: Answer, model: str = "") -> TransportError:
+        return to_exception(
+            read_error(answer.body),
+            status=answer.status,
+            server="Ollama",
+            url=self.address.url,
+            model=model,
+            model_hint=f"Fetch it with `ollama pull {model}`, or see `rune models` for what is there.",
+            key_hint="Set OLLAMA_API_KEY if this server needs a key.",
+            secrets=self._secrets,
+        )
+
+    # --- remote models --------------------------------------------------------------------------------------------------
+
+    def _refuse_remote(self, model: str, known: ModelFacts | None) -> None:
+        if self.allow_remote:
+            return
+        cloud = "a cloud" if is_remote_name(model) else known.remote if known is not None else ""
+        if cloud:
+            raise RemoteModelRefused(
+                f"The server would hand {model!r} to {cloud}, so the prompt would leave this machine. "
+                "Set RUNE_ALLOW_REMOTE=1 to allow that, or take a local model (`rune models`).",
+                url=self.address.url,
+            )
+
+    def _facts(self, model: str) -> ModelFacts | None:
+        """The facts about a model, asked for before its first call: they tell whether the prompt would leave the machine.
+
+        A server that does not answer this is asked once by this transport, so that its calls are not slowed down for good.
+        """
+        facts = discovery.known_facts(self, model)
+        if facts is None and model not in self._facts_failed:
+            try:
+                facts = discovery.discover(self, model)
+            except TransportError:
+                self._facts_failed.add(model)
+        self._refuse_remote(model, facts)
+        return facts
+
+    # --- questions about the server -------------------------------------------------------------------------------------
+
+    def fetch_facts(self, model: str) -> ModelFacts:
+        """Ask ``/api/show`` about a model. Raises a ``TransportError``."""
+        return facts_from_show(model, self._ask("POST", "/api/show", {"model": model}, model=model))
+
+    def models(self) -> list[ModelListing]:
+        """The models of ``/api/tags``; where the server does not list capabilities yet, each model is asked for its own."""
+        answer = self._ask("GET", "/api/tags")
+        entries = answer.get("models")
+        listings = [listing_from_tag(e) for e in entries if isinstance(e, Mapping)] if isinstance(entries, list) else []
+        return [self._with_chat(listing) for listing in listings if listing.name]
+
+    def _with_chat(self, listing: ModelListing) -> ModelListing:
+        if listing.chat is not None or listing.remote:
+            return listing
+        try:
+            facts = discovery.discover(self, listing.name)
+        except TransportError:
+            return listing
+        chat = None if facts.capabilities is None else "completion" in facts.capabilities
+        return replace(listing, chat=chat, remote=facts.remote)
+
+    def loaded_window(self, model: str) -> int | None:
+        """The window that the server really runs this model with (``/api/ps``); None when it does not say.
+
+        Lower than the ``num_ctx`` sent means that later calls have to be budgeted against this. Raises a ``TransportError``.
+        """
+        window = window_in_ps(self._ask("GET", "/api/ps"), model)
+        if window is None:
+            return None
+        if not ps_window_is_exact(self._server_version()):
+            facts = discovery.known_facts(self, model)
+            if facts is not None and facts.trained_window is not None:
+                window = min(window, facts.trained_window)
+        with self._state_lock:
+            if model in self._sent_num_ctx:
+                self._allocated[model] = (self._sent_num_ctx[model], window)
+        return window
+
+    def preload(self, model: str, *, num_ctx: int, keep_alive: str | int | None = None) -> None:
+        """Have the model loaded with the window that calls will use. Raises the errors of ``chat``."""
+        self._facts(model)
+        self._refuse_remote(model, known=None)
+        # The same shift as in every call: a different one makes the server load the model again.
+        body: dict[str, Any] = {"model": model, "messages": [], "stream": False, "truncate": False, "shift": False}
+        body["options"] = {"num_ctx": token_limit(num_ctx, "num_ctx") or FALLBACK_WINDOW}
+        if keep_alive is not None:
+            body["keep_alive"] = keep_alive
+        answer = self._http.request("POST", "/api/chat", body)
+        if answer.status != 200:
+            raise self._error(answer, model)
+        with self._state_lock:
+            self._sent_num_ctx[model] = body["options"]["num_ctx"]
+
+    def version(self) -> str:
+        """The server's version as text. Raises a ``TransportError``; `rune doctor` shows it."""
+        return str(self._ask("GET", "/api/version").get("version") or "")
+
+    def can_refuse(self) -> bool | None:
+        """Whether the server refuses a prompt longer than its window when asked to; None when its version is unknown."""
+        return traits(self._server_version()).can_refuse
+
+    def _server_version(self) -> Version | None:
+        """The parsed version: asked once, and again after a lost connection. An unknown one counts as old."""
+        with self._state_lock:
+            if self._version_asked:
+                return self._version
+        try:
+            version = parse_version(self.version())
+        except ServerUnreachable:
+            return None  # the call itself will say so, and the next one asks again
+        except TransportError:
+            version = None
+        with self._state_lock:
+            self._version, self._version_asked = version, True
+        return version
+
+    def _ask(self, method: str, path: str, body: Any = None, *, model: str = "") -> dict[str, Any]:
+        """A short question: one attempt, a read limit of its own, a JSON object back."""
+        answer = self._http.request(method, path, body, attempts=1, read_timeout=DISCOVERY_READ_TIMEOUT)
+        if answer.status != 200:
+            raise self._error(answer, model)
+        builder = ReplyBuilder(model, self.address.url, self._secrets)
+        decoder = NdjsonDecoder()
+        try:
+            items = [*decoder.feed(answer.body), *decoder.finish()]
+        except LineError as exc:
+            raise BadReply(
+                f"{self.address.url}{path} answered something that is no JSON object. Is it really Ollama?",
+                status=200,
+                server_words=read_error(exc.line).words,
+                url=self.address.url,
+            ) from None
+        if len(items) != 1:
+            raise builder.bad(f"{len(items)} objects to {path}")
+        return items[0]
+
+    def close(self) -> None:
+        """Let go of the HTTP client. Safe to call twice."""
+        self._http.close()
