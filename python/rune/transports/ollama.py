@@ -12,26 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rune.errors import BadReply, RemoteModelRefused, ServerUnreachable, StreamCut, TransportError
+from rune.errors import RemoteModelRefused, ServerUnreachable, StreamCut, TransportError
 from rune.messages import Message
 from rune.transports import discovery
 from rune.transports.base import CallAttempt, ChatReply, Event, ModelListing, UsageCounters
-from rune.transports.discovery import DISCOVERY_READ_TIMEOUT, FALLBACK_WINDOW, ModelFacts
+from rune.transports.discovery import FALLBACK_WINDOW, ModelFacts
 from rune.transports.host import parse_ollama_host
-from rune.transports.http import Answer, HttpClient, Retry, Stream, Timeouts
+from rune.transports.http import Answer, Retry, Stream, Timeouts
 from rune.transports.measure import safe_tokens
-from rune.transports.ollama_chat import ChatRequest, ReplyBuilder, build_request, is_remote_name, token_limit
-from rune.transports.ollama_show import facts_from_show, listing_from_tag, window_in_ps
-from rune.transports.ollama_version import Version, effective_window, parse_version, ps_window_is_exact, traits
-from rune.transports.server_errors import read_error, to_exception
+from rune.transports.ollama_chat import (
+    ChatRequest,
+    ReplyBuilder,
+    build_request,
+    is_remote_name,
+    judge_reply,
+    token_limit,
+)
+from rune.transports.ollama_server import OllamaServer
+from rune.transports.ollama_version import Version, ps_window_is_exact, traits
 from rune.transports.stream import LineError, NdjsonDecoder
-from rune.transports.verdict import judge
 
 __all__ = ["OllamaChatTransport"]
-
-TEMPLATE_TOKENS_PER_MESSAGE = 16
-TEMPLATE_TOKENS_UNKNOWN = 1024
-"""What a template may add when it is not known: default system prompts and tool preambles of known models stay below."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
@@ -68,23 +69,8 @@ class OllamaChatTransport(UsageCounters):
         self.address = address
         self.allow_remote = allow_remote
         self.stream = stream
-        self._secrets = tuple(s for s in (key, address.auth[1] if address.auth else "") if s)
-        self._http = HttpClient(
-            address.url,
-            server="Ollama",
-            loopback=address.loopback,
-            unreachable_hint="Start the server with `ollama serve`, or set OLLAMA_HOST to where it listens.",
-            timeouts=timeouts or Timeouts(),
-            retry=retry or Retry(),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            auth=None if key else address.auth,
-        )
-        self._state_lock = threading.Lock()
-        self._version_asked = False
-        self._version: Version | None = None
+        self._server = OllamaServer(address, key, timeouts, retry)
         self._facts_failed: set[str] = set()
-        self._allocated: dict[str, tuple[int, int]] = {}
-        self._sent_num_ctx: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"OllamaChatTransport({self.address.url!r})"
@@ -122,7 +108,7 @@ class OllamaChatTransport(UsageCounters):
         """
         self._refuse_remote(model, known=None)
         facts = self._facts(model)
-        version = self._server_version()
+        version = self._server.version()
         request = self._request(
             (messages, model, facts, version),
             tools=tools,
@@ -137,9 +123,9 @@ class OllamaChatTransport(UsageCounters):
         )
         begun = time.perf_counter()
         attempts: list[CallAttempt] = []
-        builder = ReplyBuilder(model, self.address.url, self._secrets)
+        builder = ReplyBuilder(model, self.address.url, self._server.secrets)
         try:
-            with self._http.stream("POST", "/api/chat", request.body, cancel=cancel, log=attempts) as stream:
+            with self._server.http.stream("POST", "/api/chat", request.body, cancel=cancel, log=attempts) as stream:
                 decoder = self._decoder(stream, stream.read, model)
                 for chunk in stream.chunks():
                     self._feed(builder, decoder.feed, chunk, on_event)
@@ -165,13 +151,13 @@ class OllamaChatTransport(UsageCounters):
         self._refuse_remote(model, known=None)
         # The two questions that come before are short and shared by all threads: a thread keeps the loop free.
         facts = await asyncio.to_thread(self._facts, model)
-        version = await asyncio.to_thread(self._server_version)
+        version = await asyncio.to_thread(self._server.version)
         request = self._request((messages, model, facts, version), **arguments)
         begun = time.perf_counter()
         attempts: list[CallAttempt] = []
-        builder = ReplyBuilder(model, self.address.url, self._secrets)
+        builder = ReplyBuilder(model, self.address.url, self._server.secrets)
         try:
-            async with self._http.astream("POST", "/api/chat", request.body, log=attempts) as stream:
+            async with self._server.http.astream("POST", "/api/chat", request.body, log=attempts) as stream:
                 body = b"" if stream.status == 200 else await stream.aread()
                 decoder = self._decoder(stream, lambda: body, model)
                 async for chunk in stream.achunks():
@@ -228,7 +214,7 @@ class OllamaChatTransport(UsageCounters):
 
     def _decoder(self, stream: Stream, read: Callable[[], bytes], model: str) -> NdjsonDecoder:
         if stream.status != 200:
-            raise self._error(Answer(stream.status, stream.headers, read()), model)
+            raise self._server.error(Answer(stream.status, stream.headers, read()), model)
         return NdjsonDecoder()
 
     def _feed(
@@ -264,8 +250,7 @@ class OllamaChatTransport(UsageCounters):
         """After a lost connection another server may answer the next call: its version is asked again."""
         if isinstance(exc, StreamCut):
             exc.partial_text = builder.text
-        with self._state_lock:
-            self._version_asked = False
+        self._server.forget_version()
 
     def _finished(
         self,
@@ -279,47 +264,20 @@ class OllamaChatTransport(UsageCounters):
         reply = builder.reply(request)
         reply.attempts = attempts
         reply.elapsed_ms = (time.perf_counter() - begun) * 1000
-        self._judge(reply, request, facts, version)
+        reply.verdict = judge_reply(
+            reply,
+            request.size,
+            version=version,
+            facts=facts,
+            num_ctx=request.num_ctx,
+            num_keep=request.num_keep,
+            allocated=self._server.allocated(request.model, request.num_ctx),
+        )
         if not traits(version).counts_all:
             reply.prompt_tokens = None  # the count leaves out what was cached: not the size of the prompt
-        with self._state_lock:
-            self._sent_num_ctx[request.model] = request.num_ctx
+        self._server.note_sent(request.model, request.num_ctx)
         self.count(reply)
         return reply
-
-    def _judge(self, reply: ChatReply, request: ChatRequest, facts: ModelFacts | None, version: Version | None) -> None:
-        trained = facts.trained_window if facts is not None else None
-        window = effective_window(request.num_ctx, trained, version)
-        sent, allocated = self._allocated.get(request.model, (0, 0))
-        if sent == request.num_ctx:
-            window = min(window, allocated)
-        added = facts.added_bytes if facts is not None else None
-        overhead = TEMPLATE_TOKENS_UNKNOWN if added is None else added
-        reply.verdict = judge(
-            traits=traits(version),
-            done=reply.done,
-            asked_to_refuse=True,
-            prompt_tokens=reply.prompt_tokens,
-            output_tokens=reply.output_tokens,
-            window=window,
-            estimate=request.estimate,
-            num_keep=request.num_keep,
-            add_bos=facts.add_bos if facts is not None else None,
-            upper_bound=request.utf8_bytes + TEMPLATE_TOKENS_PER_MESSAGE * (request.messages + 1) + overhead,
-            words=request.words,
-        )
-
-    def _error(self, answer: Answer, model: str = "") -> TransportError:
-        return to_exception(
-            read_error(answer.body),
-            status=answer.status,
-            server="Ollama",
-            url=self.address.url,
-            model=model,
-            model_hint=f"Fetch it with `ollama pull {model}`, or see `rune models` for what is there.",
-            key_hint="Set OLLAMA_API_KEY if this server needs a key.",
-            secrets=self._secrets,
-        )
 
     # --- remote models --------------------------------------------------------------------------------------------------
 
@@ -352,14 +310,11 @@ class OllamaChatTransport(UsageCounters):
 
     def fetch_facts(self, model: str) -> ModelFacts:
         """Ask ``/api/show`` about a model. Raises a ``TransportError``."""
-        return facts_from_show(model, self._ask("POST", "/api/show", {"model": model}, model=model))
+        return self._server.facts(model)
 
     def models(self) -> list[ModelListing]:
         """The models of ``/api/tags``; where the server does not list capabilities yet, each model is asked for its own."""
-        answer = self._ask("GET", "/api/tags")
-        entries = answer.get("models")
-        listings = [listing_from_tag(e) for e in entries if isinstance(e, Mapping)] if isinstance(entries, list) else []
-        return [self._with_chat(listing) for listing in listings if listing.name]
+        return [self._with_chat(listing) for listing in self._server.listings()]
 
     def _with_chat(self, listing: ModelListing) -> ModelListing:
         if listing.chat is not None or listing.remote:
@@ -376,76 +331,39 @@ class OllamaChatTransport(UsageCounters):
 
         Lower than the ``num_ctx`` sent means that later calls have to be budgeted against this. Raises a ``TransportError``.
         """
-        window = window_in_ps(self._ask("GET", "/api/ps"), model)
+        window = self._server.ps_window(model)
         if window is None:
             return None
-        if not ps_window_is_exact(self._server_version()):
+        if not ps_window_is_exact(self._server.version()):
             facts = discovery.known_facts(self, model)
             if facts is not None and facts.trained_window is not None:
                 window = min(window, facts.trained_window)
-        with self._state_lock:
-            if model in self._sent_num_ctx:
-                self._allocated[model] = (self._sent_num_ctx[model], window)
+        self._server.note_allocated(model, window)
         return window
 
     def preload(self, model: str, *, num_ctx: int, keep_alive: str | int | None = None) -> None:
         """Have the model loaded with the window that calls will use. Raises the errors of ``chat``."""
-        self._facts(model)
         self._refuse_remote(model, known=None)
+        self._facts(model)
+        window = token_limit(num_ctx, "num_ctx")
         # The same shift as in every call: a different one makes the server load the model again.
         body: dict[str, Any] = {"model": model, "messages": [], "stream": False, "truncate": False, "shift": False}
-        body["options"] = {"num_ctx": token_limit(num_ctx, "num_ctx") or FALLBACK_WINDOW}
+        body["options"] = {"num_ctx": window}
         if keep_alive is not None:
             body["keep_alive"] = keep_alive
-        answer = self._http.request("POST", "/api/chat", body)
+        answer = self._server.http.request("POST", "/api/chat", body)
         if answer.status != 200:
-            raise self._error(answer, model)
-        with self._state_lock:
-            self._sent_num_ctx[model] = body["options"]["num_ctx"]
+            raise self._server.error(answer, model)
+        self._server.note_sent(model, num_ctx)
 
     def version(self) -> str:
-        """The server's version as text. Raises a ``TransportError``; `rune doctor` shows it."""
-        return str(self._ask("GET", "/api/version").get("version") or "")
+        """The server's version as text. Raises a ``TransportError``."""
+        return self._server.version_text()
 
     def can_refuse(self) -> bool | None:
         """Whether the server refuses a prompt longer than its window when asked to; None when its version is unknown."""
-        return traits(self._server_version()).can_refuse
-
-    def _server_version(self) -> Version | None:
-        """The parsed version: asked once, and again after a lost connection. An unknown one counts as old."""
-        with self._state_lock:
-            if self._version_asked:
-                return self._version
-        try:
-            version = parse_version(self.version())
-        except ServerUnreachable:
-            return None  # the call itself will say so, and the next one asks again
-        except TransportError:
-            version = None
-        with self._state_lock:
-            self._version, self._version_asked = version, True
-        return version
-
-    def _ask(self, method: str, path: str, body: Any = None, *, model: str = "") -> dict[str, Any]:
-        """A short question: one attempt, a read limit of its own, a JSON object back."""
-        answer = self._http.request(method, path, body, attempts=1, read_timeout=DISCOVERY_READ_TIMEOUT)
-        if answer.status != 200:
-            raise self._error(answer, model)
-        builder = ReplyBuilder(model, self.address.url, self._secrets)
-        decoder = NdjsonDecoder()
-        try:
-            items = [*decoder.feed(answer.body), *decoder.finish()]
-        except LineError as exc:
-            raise BadReply(
-                f"{self.address.url}{path} answered something that is no JSON object. Is it really Ollama?",
-                status=200,
-                server_words=read_error(exc.line).words,
-                url=self.address.url,
-            ) from None
-        if len(items) != 1:
-            raise builder.bad(f"{len(items)} objects to {path}")
-        return items[0]
+        return traits(self._server.version()).can_refuse
 
     def close(self) -> None:
         """Let go of the HTTP client. Safe to call twice."""
-        self._http.close()
+        self._server.http.close()

@@ -12,12 +12,35 @@ from typing import Any
 
 from rune.errors import BadReply, InvalidInput, TransportError
 from rune.messages import Message, normalise_one
-from rune.transports.base import ChatReply, Event, TextDelta, ThinkingDelta
+from rune.transports.base import ChatReply, Event, TextDelta, ThinkingDelta, Verdict
+from rune.transports.discovery import ModelFacts
 from rune.transports.measure import chars4_tokens
+from rune.transports.ollama_version import Version, effective_window, traits
 from rune.transports.server_errors import read_error, to_exception
+from rune.transports.verdict import judge
 from rune.transports.wire import ollama_messages, utf8_size, wire_digest, wire_value, word_count
 
-__all__ = ["ChatRequest", "ReplyBuilder", "build_request", "is_remote_name", "token_limit"]
+__all__ = ["ChatRequest", "PromptSize", "ReplyBuilder", "build_request", "is_remote_name", "judge_reply", "token_limit"]
+
+
+TEMPLATE_TOKENS_PER_MESSAGE = 16
+TEMPLATE_TOKENS_UNKNOWN = 1024
+"""What a template may add when it is not known: default system prompts and tool preambles of known models stay below."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """What is known of a prompt's size: ``chars4`` tokens, UTF-8 bytes, words parted by whitespace, number of messages."""
+
+    estimate: int
+    utf8_bytes: int
+    words: int
+    messages: int
+
+    def upper_bound(self, added_bytes: int | None) -> int:
+        """The most tokens that a byte-level tokenizer can make of it, with what the template may add."""
+        overhead = TEMPLATE_TOKENS_UNKNOWN if added_bytes is None else added_bytes
+        return self.utf8_bytes + TEMPLATE_TOKENS_PER_MESSAGE * (self.messages + 1) + overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +52,7 @@ class ChatRequest:
     num_ctx: int
     num_predict: int
     num_keep: int | None
-    estimate: int
-    utf8_bytes: int
-    words: int
-    messages: int
+    size: PromptSize
     wire_digest: str
 
 
@@ -109,10 +129,7 @@ def build_request(
         num_ctx=num_ctx,
         num_predict=num_predict,
         num_keep=num_keep,
-        estimate=estimate,
-        utf8_bytes=utf8_size(wire, schemas),
-        words=word_count(wire),
-        messages=len(wire),
+        size=PromptSize(estimate, utf8_size(wire, schemas), word_count(wire), len(wire)),
         wire_digest=wire_digest(wire),
     )
 
@@ -221,6 +238,40 @@ class ReplyBuilder:
             wire_digest=request.wire_digest,
             remote=self.remote,
         )
+
+
+def judge_reply(
+    reply: ChatReply,
+    size: PromptSize,
+    *,
+    version: Version | None,
+    facts: ModelFacts | None,
+    num_ctx: int | None,
+    num_keep: int | None = None,
+    asked_to_refuse: bool = True,
+    allocated: int | None = None,
+) -> Verdict:
+    """The verdict of a reply of an Ollama server of this version (see ``verdict``).
+
+    ``num_ctx`` is the value sent, None when none was; ``allocated`` the window that ``/api/ps`` reported for it.
+    """
+    window = None
+    if num_ctx is not None:
+        window = effective_window(num_ctx, facts.trained_window if facts is not None else None, version)
+        window = min(window, allocated or window)
+    return judge(
+        traits=traits(version),
+        done=reply.done,
+        asked_to_refuse=asked_to_refuse,
+        prompt_tokens=reply.prompt_tokens,
+        output_tokens=reply.output_tokens,
+        window=window,
+        estimate=size.estimate,
+        num_keep=num_keep,
+        add_bos=facts.add_bos if facts is not None else None,
+        upper_bound=size.upper_bound(facts.added_bytes if facts is not None else None),
+        words=size.words,
+    )
 
 
 def _count(value: Any) -> int | None:
