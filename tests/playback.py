@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 REASONS = {200: "OK", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found", 503: "Service Unavailable"}
 
@@ -66,7 +66,9 @@ def text_answer(text: str, status: int = 200, content_type: str = "text/plain", 
 
 def ndjson(*objects: Any, size: int = 0, **options: Any) -> Step:
     """Lines as ``/api/chat`` streams them: one line a chunk, or ``size`` bytes a chunk. A str or bytes is a line as it is."""
-    lines = [o if isinstance(o, bytes) else o.encode() if isinstance(o, str) else json.dumps(o).encode() for o in objects]
+    lines = [
+        o if isinstance(o, bytes) else o.encode() if isinstance(o, str) else json.dumps(o).encode() for o in objects
+    ]
     chunks: Sequence[bytes] = [line + b"\n" for line in lines]
     if size:
         whole = b"".join(chunks)
@@ -91,8 +93,19 @@ def reply_lines(text: str = "Hello there.", **final: Any) -> list[dict[str, Any]
         {"model": "m", "message": {"role": "assistant", "content": word if not n else f" {word}"}, "done": False}
         for n, word in enumerate(words)
     ]
-    counts = {"prompt_eval_count": 20, "eval_count": len(words), "total_duration": 5_000_000, "prompt_eval_duration": 1_000}
-    last = {"model": "m", "message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "stop", **counts}
+    counts = {
+        "prompt_eval_count": 20,
+        "eval_count": len(words),
+        "total_duration": 5_000_000,
+        "prompt_eval_duration": 1_000,
+    }
+    last = {
+        "model": "m",
+        "message": {"role": "assistant", "content": ""},
+        "done": True,
+        "done_reason": "stop",
+        **counts,
+    }
     return [*lines, last | final]
 
 
@@ -151,7 +164,7 @@ class PlaybackServer:
         for thread in self._threads:
             thread.join(5)
 
-    def __enter__(self) -> PlaybackServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -143,15 +143,22 @@ def wire_digest(wire_messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def utf8_size(wire_messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]] = ()) -> int:
-    """UTF-8 bytes of everything in the messages and tool schemas that a template may print; images left out."""
+    """UTF-8 bytes of everything in the messages and tool schemas that a template may print; images left out.
+
+    JSON counts as a template prints it at its widest, indented by four.
+    """
     size = 0
     for message in wire_messages:
-        shown = {key: value for key, value in message.items() if key not in ("role", "images", "content")}
         content = message.get("content")
-        size += len(content.encode("utf-8")) if isinstance(content, str) else len(json_body(content))
+        size += len(content.encode("utf-8")) if isinstance(content, str) else _widest(content)
+        shown = {key: value for key, value in message.items() if key not in ("role", "images", "content")}
         if shown:
-            size += len(json_body(shown))
-    return size + sum(len(json_body(tool)) for tool in tools)
+            size += _widest(shown)
+    return size + sum(_widest(tool) for tool in tools)
+
+
+def _widest(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False, indent=4).encode("utf-8"))
 
 
 def word_count(wire_messages: Iterable[Mapping[str, Any]]) -> int:
