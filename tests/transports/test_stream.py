@@ -52,7 +52,9 @@ def test_ndjson_bytes_that_are_no_utf8_become_replacement_characters() -> None:
     assert ndjson([b'{"content":"\xff"}\n']) == [{"content": "\ufffd"}]
 
 
-@pytest.mark.parametrize("bad", [b"internal server error (not JSON)", b"[1]", b'"text"', b"<html>", b'{"a":', b"{" * 100_000])
+@pytest.mark.parametrize(
+    "bad", [b"internal server error (not JSON)", b"[1]", b'"text"', b"<html>", b'{"a":', b"{" * 100_000]
+)
 def test_ndjson_hands_out_what_stands_before_a_bad_line(bad: bytes) -> None:
     decoder = NdjsonDecoder()
     feed = decoder.feed(b'{"n":1}\n{"n":2}\n' + bad + b"\n")

@@ -40,7 +40,9 @@ def test_lone_surrogates_become_replacement_characters_and_pairs_their_character
     assert wire_text("\ude00\ud83d") == "\ufffd\ufffd"
 
 
-@given(st.dictionaries(any_text, st.lists(any_text | st.booleans() | st.none() | st.integers(), max_size=3), max_size=3))
+@given(
+    st.dictionaries(any_text, st.lists(any_text | st.booleans() | st.none() | st.integers(), max_size=3), max_size=3)
+)
 def test_values_are_cleaned_to_the_last_key(value: dict[str, list[object]]) -> None:
     before = deepcopy(value)
     body = json_body(wire_value(value))

@@ -70,19 +70,19 @@ def choose_num_ctx(
     room = num_predict or (REPLY_ROOM_THINKING if thinking else REPLY_ROOM)
     need = safe_tokens + room
     limit = window if ceiling is None else min(window, max(1, ceiling))
-    wanted = _step_for(need, window)
     # What runs already costs nothing to use again, even above the ceiling: going below it would reload the model.
     running = min(max(loaded or 0, sticky or 0), window)
-    num_ctx = max(min(wanted, limit), running)
-    if running and num_ctx == running and wanted <= running:
+    num_ctx = running if running >= need else max(_step_for(need, limit), running)
+    over = num_ctx < min(need, window)
+    if over:
+        reason = f"ceiling of {limit}: {need} tokens would need a window of {_step_for(need, window)}"
+    elif num_ctx == running:
         reason = "as loaded" if running == loaded else "as before"
-    elif num_ctx < wanted:
-        reason = f"ceiling of {limit}: {need} tokens would need a window of {wanted}"
     elif num_ctx == window:
         reason = f"the whole window for {need} tokens"
     else:
         reason = f"smallest step for {need} tokens"
-    return NumCtx(num_ctx, _reply_room(num_ctx, safe_tokens, num_predict), reason, over_ceiling=num_ctx < wanted)
+    return NumCtx(num_ctx, _reply_room(num_ctx, safe_tokens, num_predict), reason, over)
 
 
 def _reply_room(num_ctx: int, safe_tokens: int, num_predict: int | None) -> int:

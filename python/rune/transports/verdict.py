@@ -6,11 +6,12 @@ for a proof. In this order, the first that holds decides:
 1. ``incomplete``: the reply had no end.
 2. ``cut``: the count is what a cut leaves on servers that keep the front and half a window.
 3. ``suspected``: the count fills the window or is over it.
-4. ``shifted``: prompt and reply together are longer than the window.
-5. ``suspected``: the count is below the number of words, or (where nothing proves the contrary) below 0.6 of ``chars4``.
-6. ``whole``: the server can refuse, was asked to and did not; or the bytes of the prompt, which no byte-level tokenizer can
+4. ``suspected``: the count is below the number of words.
+5. ``shifted``: prompt and reply together are longer than the window.
+6. ``suspected``: the count is below 0.6 of ``chars4`` where nothing proves the contrary.
+7. ``whole``: the server can refuse, was asked to and did not; or the bytes of the prompt, which no byte-level tokenizer can
    exceed, fit the window.
-7. ``unknown``: none of these.
+8. ``unknown``: none of these.
 
 ``refused`` is no answer and therefore never comes from here: it is the ``PromptRefused`` of a transport.
 """
@@ -121,14 +122,14 @@ def _ruled_out(
         full = count == window and asked and traits.takes_full_window
         if count >= window and not full:
             return Verdict("suspected", f"{count} prompt tokens fill the window of {window}: cut, or exactly full")
-        if count + output > window + traits.reply_slack:
-            return Verdict(
-                "shifted",
-                f"{count} prompt and {output} reply tokens ran over the window of {window}: "
-                "the reply's end did not see the prompt's beginning",
-            )
     if count < words:
         return Verdict("suspected", f"{count} prompt tokens for {words} words: a part of the prompt was not there")
+    if window is not None and count + output > window + traits.reply_slack:
+        return Verdict(
+            "shifted",
+            f"{count} prompt and {output} reply tokens ran over the window of {window}: "
+            "the reply's end did not see the prompt's beginning",
+        )
     if not asked and bound is None and count < LOW_COUNT * estimate:
         return Verdict(
             "suspected",
