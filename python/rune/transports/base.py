@@ -88,7 +88,8 @@ class ChatReply:
 
     Token counts are None where the server gave none (unknown is not 0). Durations are nanoseconds. ``wire_digest`` is the
     sha256 of the canonical JSON of the message list as it was sent; ``num_ctx`` and ``num_predict`` are the values sent.
-    ``remote`` names the cloud host when the server proxied the call, else "".
+    ``remote`` names the cloud host when the server proxied the call, else "". ``notes`` are sentences about what had to
+    be sent otherwise than asked.
     """
 
     text: str
@@ -109,6 +110,7 @@ class ChatReply:
     remote: str = ""
     attempts: list[CallAttempt] = field(default_factory=list)
     elapsed_ms: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     def message(self) -> Message:
         """The assistant message of this reply in normal form, thinking included."""
@@ -137,6 +139,7 @@ class ChatReply:
             "wire_digest": self.wire_digest,
             "remote": self.remote,
             "attempts": [{"error": a.error, "elapsed_ms": round(a.elapsed_ms, 3)} for a in self.attempts],
+            "notes": list(self.notes),
         }
 
 

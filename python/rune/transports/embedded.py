@@ -20,6 +20,7 @@ import atexit
 import ctypes
 import faulthandler
 import http.client
+import importlib
 import importlib.util
 import json
 import os
@@ -302,7 +303,7 @@ def _start(options: EngineOptions) -> EmbeddedEngine:
     if options.port:
         _require_free(options.port)
     try:
-        import xllamacpp
+        xllamacpp: Any = importlib.import_module("xllamacpp")
     except ImportError as exc:
         raise ServerUnreachable(f"the package xllamacpp is installed but cannot be loaded: {exc}") from exc
     api_key = secrets.token_urlsafe(24)
