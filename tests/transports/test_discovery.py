@@ -319,6 +319,15 @@ def test_a_failure_falls_back_is_recorded_and_not_kept(
     assert len(server.requests) == 3
 
 
+def test_an_answer_without_a_window_is_handed_out_and_not_kept(serve: Serve, connect: Connect) -> None:
+    server = serve({"/api/show": json_answer({"capabilities": ["completion"]})})
+    transport = connect(server)
+    for _ in range(2):
+        facts = discover(transport, "m")
+        assert (facts.trained_window, facts.capabilities) == (None, {"completion"})
+    assert len(server.requests) == 2
+
+
 def test_no_server_at_all(connect: Connect) -> None:
     health = pytest.importorskip("rune.subsystem_health")
     transport = connect(f"http://127.0.0.1:{unused_port()}")

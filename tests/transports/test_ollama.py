@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -505,3 +508,13 @@ def test_host_and_settings_of_the_environment(serve: Serve, connect: Connect, mo
     assert ask(transport).text == "Hello there."
     transport.close()
     transport.close()
+
+
+def test_importing_the_transport_loads_no_http_client() -> None:
+    code = (
+        "import sys, rune.transports.ollama, rune.transports.discovery, rune.runtime.num_ctx;"
+        "print([m for m in ('httpx', 'tenacity', 'ssl', 'asyncio', 'numpy') if m in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

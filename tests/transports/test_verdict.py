@@ -133,16 +133,18 @@ def test_a_bos_token_is_kept_beside_num_keep() -> None:
     assert kinds == {False: ["cut", "unknown"], True: ["unknown", "cut"], None: ["cut", "cut"]}
 
 
-def test_versions_that_do_not_halve_are_not_accused_of_it() -> None:
-    for version in ("0.24.0", "0.12.5"):
-        assert verdict(version, prompt_tokens=258, asked_to_refuse=False, estimate=300).kind == "unknown"
+def test_versions_that_do_not_halve_are_only_suspected_of_it() -> None:
+    assert verdict("0.24.0", prompt_tokens=258, estimate=300).kind == "whole"
+    assert verdict("0.12.5", prompt_tokens=258, estimate=300).kind == "suspected"
+    assert verdict("0.24.0", prompt_tokens=258, estimate=300, asked_to_refuse=False).kind == "suspected"
     assert verdict("0.0.0", prompt_tokens=258, estimate=300).kind == "cut"
 
 
 def test_a_count_that_contradicts_beats_the_refusal_that_did_not_come() -> None:
     """As when a proxy drops the fields that it does not know."""
     assert verdict("0.32.15", prompt_tokens=258, estimate=2000).kind == "cut"
-    assert verdict("0.32.15", prompt_tokens=258, estimate=300).kind == "whole"  # a coincidence: prose reads 0.86
+    assert verdict("0.32.15", prompt_tokens=258, estimate=259).kind == "cut"
+    assert verdict("0.32.15", prompt_tokens=258, estimate=258).kind == "whole"
     assert verdict("0.32.15", prompt_tokens=512).kind == "suspected"
     assert verdict("0.24.0", prompt_tokens=100, words=101).kind == "suspected"
 

@@ -8,13 +8,14 @@ time share one request. What fails here never fails a turn: the window falls bac
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rune.errors import InvalidInput, TransportError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from rune.transports.base import Transport
 
 __all__ = [
@@ -103,6 +104,8 @@ def discover(transport: Transport, model: str) -> ModelFacts:
     Raises:
         TransportError: the server could not be asked, or does not have the model.
     """
+    from concurrent.futures import Future  # it loads logging, which `import rune` does not need
+
     key = (transport.server_key, model)
     with _lock:
         if key in _known:

@@ -4,7 +4,8 @@ Servers cut prompts in silence, so the judgement starts from what the count of p
 for a proof. In this order, the first that holds decides:
 
 1. ``incomplete``: the reply had no end.
-2. ``cut``: the count is what a cut leaves on servers that keep the front and half a window.
+2. ``cut``: the count is what a cut leaves on servers that keep the front and half a window, and the estimate is above it
+   (``suspected`` on versions that are not known to cut so).
 3. ``suspected``: the count fills the window or is over it.
 4. ``suspected``: the count is below the number of words.
 5. ``shifted``: prompt and reply together are longer than the window.
@@ -111,14 +112,14 @@ def _ruled_out(
 ) -> Verdict | None:
     """What a count rules out, or None."""
     if window is not None:
-        if count in _halved(window, num_keep, add_bos) and traits.halves is not False:
-            # A server that was asked to refuse has to be contradicted more strongly: the number may be a coincidence.
-            threshold = LOW_COUNT * estimate if asked else estimate
-            if count < threshold:
-                return Verdict(
-                    "cut",
-                    f"{count} prompt tokens is what a cut to a window of {window} leaves, and the estimate is {estimate}",
-                )
+        if count in _halved(window, num_keep, add_bos) and count < estimate:
+            leaves = (
+                f"{count} prompt tokens is what a cut to a window of {window} leaves, and the estimate is {estimate}"
+            )
+            if traits.halves is not False:
+                return Verdict("cut", leaves)
+            if not asked:
+                return Verdict("suspected", f"{leaves}; this version is not known to cut so")
         full = count == window and asked and traits.takes_full_window
         if count >= window and not full:
             return Verdict("suspected", f"{count} prompt tokens fill the window of {window}: cut, or exactly full")
