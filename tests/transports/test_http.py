@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playback import PlaybackServer, Step, json_answer, ndjson, reset, silent, unused_port
 
-from rune.errors import ServerUnreachable, StreamCut
+from rune.errors import InvalidInput, ServerUnreachable, StreamCut
 from rune.transports.base import CallAttempt
 from rune.transports.http import Answer, HttpClient, Retry, Timeouts
 
@@ -117,6 +117,17 @@ def test_silence_in_the_middle_of_a_reply(serve: Serve, asynchronous: bool) -> N
 def test_the_default_limits_outlast_a_cold_load() -> None:
     assert Timeouts().connect == 5
     assert Timeouts().read >= 300
+
+
+def test_limits_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Timeouts.from_environment() == Timeouts()
+    monkeypatch.setenv("RUNE_READ_TIMEOUT", " 900 ")
+    monkeypatch.setenv("RUNE_CONNECT_TIMEOUT", "0.5")
+    assert Timeouts.from_environment() == Timeouts(connect=0.5, read=900)
+    for bad in ("0", "-1", "soon", "nan", "inf"):
+        monkeypatch.setenv("RUNE_READ_TIMEOUT", bad)
+        with pytest.raises(InvalidInput, match="RUNE_READ_TIMEOUT must be a number of seconds above 0"):
+            Timeouts.from_environment()
 
 
 @pytest.mark.parametrize("step", [silent(), Step(chunks=[b"part"], cut="hang")], ids=["before", "in the middle"])

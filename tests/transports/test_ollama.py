@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -276,6 +278,33 @@ def test_an_interrupt_or_a_broken_handler_closes_the_connection(
         ask(transport, on_event=handler)
     assert server.hung_up.acquire(timeout=5)
     assert transport.usage_calls == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("step", [silent(), ndjson(*LINES[:2], cut="hang")], ids=["before", "in mid-stream"])
+def test_ctrl_c_ends_a_blocked_call_at_once(serve: Serve, step: Any) -> None:
+    server = serve({"/api/chat": step})
+    code = (
+        "from rune.transports.ollama import OllamaChatTransport as T;"
+        f"T({server.url!r}).chat([{{'role': 'user', 'content': 'x'}}], model='m', num_ctx=512)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        end = time.monotonic() + 20
+        while not server.requests_to("/api/chat") and time.monotonic() < end:
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=10)
+    finally:
+        child.kill()
+    assert "KeyboardInterrupt" in errors
+    assert server.hung_up.acquire(timeout=5)
+
+
+def test_a_bad_port_is_said_on_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    OllamaChatTransport("127.0.0.1:99999").close()
+    assert "11434 is used" in caplog.text
 
 
 def test_a_cancelled_task_closes_the_connection(serve: Serve, connect: Connect) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rune.errors import InvalidInput
 from rune.messages import normalise
 from rune.transports.wire import (
     json_body,
@@ -131,6 +132,7 @@ def test_sizes() -> None:
     assert word_count(messages) == 4
 
 
-def test_numbers_that_json_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="Out of range"):
-        json_body({"temperature": float("nan")})
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
+def test_values_that_json_does_not_have_are_one_clear_error(value: object) -> None:
+    with pytest.raises(InvalidInput, match="a value that JSON does not have"):
+        json_body(wire_value({"temperature": value}))

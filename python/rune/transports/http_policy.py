@@ -7,14 +7,16 @@ A call is tried again only while nothing has been answered: no connection, a con
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from rune.errors import ServerUnreachable, StreamCut, TransportError
+from rune.errors import InvalidInput, ServerUnreachable, StreamCut, TransportError
 from rune.transports.base import CallAttempt
 
 __all__ = ["Answer", "BreakNames", "Cancel", "Retry", "Timeouts", "TryAgain"]
@@ -32,6 +34,30 @@ class Timeouts:
     read: float = 600.0
     write: float = 60.0
     read_setting: str = "RUNE_READ_TIMEOUT"
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The limits with what ``RUNE_CONNECT_TIMEOUT`` and ``RUNE_READ_TIMEOUT`` (seconds) set.
+
+        Raises:
+            InvalidInput: a value that is no number of seconds above 0.
+        """
+        return cls(
+            connect=_seconds("RUNE_CONNECT_TIMEOUT", cls().connect), read=_seconds("RUNE_READ_TIMEOUT", cls().read)
+        )
+
+
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidInput(f"{name} must be a number of seconds above 0, not {text[:40]!r}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ The OpenAI-compatible API of the same server is not used: it has no num_ctx and 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -15,22 +15,14 @@ from typing import Any, ClassVar
 from rune.errors import RemoteModelRefused, ServerUnreachable, StreamCut, TransportError
 from rune.messages import Message
 from rune.transports import discovery
-from rune.transports.base import CallAttempt, ChatReply, Event, ModelListing, UsageCounters
-from rune.transports.discovery import FALLBACK_WINDOW, ModelFacts
+from rune.transports.base import ChatReply, Event, ModelListing, UsageCounters
+from rune.transports.discovery import ModelFacts
 from rune.transports.host import parse_ollama_host
-from rune.transports.http import Answer, Retry, Stream, Timeouts
-from rune.transports.measure import safe_tokens
-from rune.transports.ollama_chat import (
-    ChatRequest,
-    ReplyBuilder,
-    build_request,
-    is_remote_name,
-    judge_reply,
-    token_limit,
-)
+from rune.transports.http import Answer, Retry, Timeouts
+from rune.transports.ollama_call import OllamaCall, prepare
+from rune.transports.ollama_chat import is_remote_name, token_limit
 from rune.transports.ollama_server import OllamaServer
-from rune.transports.ollama_version import Version, ps_window_is_exact, traits
-from rune.transports.stream import LineError, NdjsonDecoder
+from rune.transports.ollama_version import ps_window_is_exact, traits
 
 __all__ = ["OllamaChatTransport"]
 
@@ -44,7 +36,8 @@ class OllamaChatTransport(UsageCounters):
         host: the server's address in any form of ``OLLAMA_HOST``; None takes that variable.
         api_key: sent as a bearer token; None takes ``OLLAMA_API_KEY``. Never shown.
         allow_remote: let the server hand calls to a cloud; None takes ``RUNE_ALLOW_REMOTE``.
-        timeouts, retry: limits of the HTTP calls.
+        timeouts, retry: limits of the HTTP calls; without ``timeouts`` those of ``RUNE_CONNECT_TIMEOUT`` and
+            ``RUNE_READ_TIMEOUT``, else 5 s and 600 s.
         stream: ask for streamed replies (they can be cancelled at once).
     """
 
@@ -67,6 +60,8 @@ class OllamaChatTransport(UsageCounters):
         if allow_remote is None:
             allow_remote = os.environ.get("RUNE_ALLOW_REMOTE", "").strip().lower() in _TRUE
         self.address = address
+        if address.note:
+            logging.getLogger("rune.transports").warning("%s", address.note)
         self.allow_remote = allow_remote
         self.stream = stream
         self._server = OllamaServer(address, key, timeouts, retry)
@@ -106,11 +101,10 @@ class OllamaChatTransport(UsageCounters):
             RemoteModelRefused: see ``rune.errors``.
             InvalidInput: a count of tokens that is none, or no model.
         """
-        self._refuse_remote(model, known=None)
-        facts = self._facts(model)
-        version = self._server.version()
-        request = self._request(
-            (messages, model, facts, version),
+        call = self._call(
+            messages,
+            model,
+            on_event,
             tools=tools,
             num_ctx=num_ctx,
             num_predict=num_predict,
@@ -121,21 +115,20 @@ class OllamaChatTransport(UsageCounters):
             options=options,
             estimate=estimate,
         )
-        begun = time.perf_counter()
-        attempts: list[CallAttempt] = []
-        builder = ReplyBuilder(model, self.address.url, self._server.secrets)
         try:
-            with self._server.http.stream("POST", "/api/chat", request.body, cancel=cancel, log=attempts) as stream:
-                decoder = self._decoder(stream, stream.read, model)
+            with self._server.http.stream(
+                "POST", "/api/chat", call.request.body, cancel=cancel, log=call.attempts
+            ) as stream:
+                if stream.status != 200:
+                    raise self._server.error(Answer(stream.status, stream.headers, stream.read()), model)
                 for chunk in stream.chunks():
-                    self._feed(builder, decoder.feed, chunk, on_event)
-                    if builder.done:
+                    if call.feed(chunk):
                         break
-                self._end(builder, decoder, on_event)
+                call.end()
         except (StreamCut, ServerUnreachable) as exc:
-            self._lost(exc, builder)
+            self._lost(exc, call)
             raise
-        return self._finished(builder, request, facts, version, attempts, begun)
+        return self._finished(call)
 
     async def achat(
         self,
@@ -148,134 +141,44 @@ class OllamaChatTransport(UsageCounters):
         """``chat`` for asyncio, with the same arguments but ``cancel``: cancelling the task closes the connection."""
         import asyncio
 
-        self._refuse_remote(model, known=None)
-        # The two questions that come before are short and shared by all threads: a thread keeps the loop free.
-        facts = await asyncio.to_thread(self._facts, model)
-        version = await asyncio.to_thread(self._server.version)
-        request = self._request((messages, model, facts, version), **arguments)
-        begun = time.perf_counter()
-        attempts: list[CallAttempt] = []
-        builder = ReplyBuilder(model, self.address.url, self._server.secrets)
+        # The questions that come before a call are short and shared by all threads: a thread keeps the loop free.
+        call = await asyncio.to_thread(self._call, messages, model, on_event, **arguments)
         try:
-            async with self._server.http.astream("POST", "/api/chat", request.body, log=attempts) as stream:
-                body = b"" if stream.status == 200 else await stream.aread()
-                decoder = self._decoder(stream, lambda: body, model)
+            async with self._server.http.astream("POST", "/api/chat", call.request.body, log=call.attempts) as stream:
+                if stream.status != 200:
+                    raise self._server.error(Answer(stream.status, stream.headers, await stream.aread()), model)
                 async for chunk in stream.achunks():
-                    self._feed(builder, decoder.feed, chunk, on_event)
-                    if builder.done:
+                    if call.feed(chunk):
                         break
-                self._end(builder, decoder, on_event)
+                call.end()
         except (StreamCut, ServerUnreachable) as exc:
-            self._lost(exc, builder)
+            self._lost(exc, call)
             raise
-        return self._finished(builder, request, facts, version, attempts, begun)
+        return self._finished(call)
 
-    def _request(
+    def _call(
         self,
-        call: tuple[Sequence[Message], str, ModelFacts | None, Version | None],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        num_ctx: int | None = None,
-        num_keep: int | None = None,
-        options: Mapping[str, Any] | None = None,
-        **passed: Any,
-    ) -> ChatRequest:
-        messages, model, facts, version = call
-        window = token_limit(num_ctx, "num_ctx")
-        given = token_limit((options or {}).get("num_ctx"), "options.num_ctx")
-        if window is None:
-            window = given
-        if window is None:
-            trained = facts.trained_window if facts is not None else None
-            window = min(FALLBACK_WINDOW, trained or FALLBACK_WINDOW)
-        if num_keep is None and "num_keep" not in (options or {}) and traits(version).can_refuse is not True:
-            num_keep = self._system_tokens(messages, tools, facts, window)
-        return build_request(
-            messages,
-            model=model,
-            num_ctx=window,
-            num_keep=num_keep,
-            tools=tools,
-            options=options,
-            stream=self.stream,
-            **passed,
-        )
-
-    @staticmethod
-    def _system_tokens(
-        messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], facts: ModelFacts | None, window: int
-    ) -> int | None:
-        """How many tokens of the front a server that cannot refuse should keep when it cuts: those of the system block."""
-        system = [m for m in messages if m["role"] == "system"]
-        if not system and not tools:
-            return None
-        size = safe_tokens(system, tools, vocab_size=facts.vocab_size if facts is not None else None)
-        return min(size, window // 2)
-
-    def _decoder(self, stream: Stream, read: Callable[[], bytes], model: str) -> NdjsonDecoder:
-        if stream.status != 200:
-            raise self._server.error(Answer(stream.status, stream.headers, read()), model)
-        return NdjsonDecoder()
-
-    def _feed(
-        self,
-        builder: ReplyBuilder,
-        decode: Callable[..., Any],
-        chunk: bytes | None,
+        messages: Sequence[Message],
+        model: str,
         on_event: Callable[[Event], None] | None,
-    ) -> None:
-        try:
-            for item in decode() if chunk is None else decode(chunk):
-                for event in builder.feed(item):
-                    if on_event is not None:
-                        on_event(event)
-                if builder.done:
-                    return
-        except LineError as exc:
-            raise builder.bad(f"a line that is no JSON object: {exc.line}") from None
+        **arguments: Any,
+    ) -> OllamaCall:
+        self._refuse_remote(model, known=None)
+        facts = self._facts(model)
+        version = self._server.version()
+        request = prepare(messages, model=model, facts=facts, version=version, stream=self.stream, **arguments)
+        return OllamaCall(request, facts, version, self.address.url, self._server.secrets, on_event)
 
-    def _end(self, builder: ReplyBuilder, decoder: NdjsonDecoder, on_event: Callable[[Event], None] | None) -> None:
-        if not builder.done:
-            self._feed(builder, decoder.finish, None, on_event)
-        if not builder.done:
-            raise StreamCut(
-                f"The reply of {self.address.url} ended before the server said that it was done "
-                f"({len(builder.text)} characters had arrived). Its runner may have stopped, or it gave up on a text that "
-                "repeats itself.",
-                partial_text=builder.text,
-                url=self.address.url,
-            )
-
-    def _lost(self, exc: StreamCut | ServerUnreachable, builder: ReplyBuilder) -> None:
+    def _lost(self, exc: StreamCut | ServerUnreachable, call: OllamaCall) -> None:
         """After a lost connection another server may answer the next call: its version is asked again."""
         if isinstance(exc, StreamCut):
-            exc.partial_text = builder.text
+            exc.partial_text = call.text
         self._server.forget_version()
 
-    def _finished(
-        self,
-        builder: ReplyBuilder,
-        request: ChatRequest,
-        facts: ModelFacts | None,
-        version: Version | None,
-        attempts: list[CallAttempt],
-        begun: float,
-    ) -> ChatReply:
-        reply = builder.reply(request)
-        reply.attempts = attempts
-        reply.elapsed_ms = (time.perf_counter() - begun) * 1000
-        reply.verdict = judge_reply(
-            reply,
-            request.size,
-            version=version,
-            facts=facts,
-            num_ctx=request.num_ctx,
-            num_keep=request.num_keep,
-            allocated=self._server.allocated(request.model, request.num_ctx),
-        )
-        if not traits(version).counts_all:
-            reply.prompt_tokens = None  # the count leaves out what was cached: not the size of the prompt
-        self._server.note_sent(request.model, request.num_ctx)
+    def _finished(self, call: OllamaCall) -> ChatReply:
+        model, num_ctx = call.request.model, call.request.num_ctx
+        reply = call.reply(allocated=self._server.allocated(model, num_ctx))
+        self._server.note_sent(model, num_ctx)
         self.count(reply)
         return reply
 

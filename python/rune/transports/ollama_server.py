@@ -29,7 +29,7 @@ class OllamaServer:
             address.url,
             loopback=address.loopback,
             unreachable_hint="Start the server with `ollama serve`, or set OLLAMA_HOST to where it listens.",
-            timeouts=timeouts or Timeouts(),
+            timeouts=timeouts or Timeouts.from_environment(),
             retry=retry or Retry(),
             headers={"Authorization": f"Bearer {key}"} if key else {},
             auth=None if key else address.auth,

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rune.errors import InvalidInput
 from rune.messages import Message, compact_json
 
 __all__ = [
@@ -47,8 +48,15 @@ def wire_value(value: Any) -> Any:
 
 
 def json_body(value: Any) -> bytes:
-    """A request body: compact JSON in UTF-8. ``value`` must have gone through ``wire_value``."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
+    """A request body: compact JSON in UTF-8. ``value`` must have gone through ``wire_value``.
+
+    Raises:
+        InvalidInput: a value that JSON does not have (NaN, infinity, an object of some class).
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
+    except (TypeError, ValueError) as exc:
+        raise InvalidInput(f"the request holds a value that JSON does not have: {exc}") from exc
 
 
 def ollama_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
