@@ -8,7 +8,7 @@ from typing import Any
 
 from rune.errors import InvalidInput
 
-__all__ = ["INT_MAX", "INT_MIN", "index", "integer", "integers", "items", "same_length", "text", "texts"]
+__all__ = ["INT_MAX", "INT_MIN", "entry", "integer", "integers", "items", "same_length", "text", "texts"]
 
 INT_MIN = -(2**63)
 INT_MAX = 2**63 - 1
@@ -66,9 +66,8 @@ def same_length(found: int, wanted: int, what: str) -> None:
         raise InvalidInput(f"{what} has {found} values, but {wanted} are needed")
 
 
-def index(value: Any, length: int) -> int:
-    """An index of one of ``length`` entries, counted from 0; negative ones are refused."""
-    i = integer(value, "index")
+def entry(i: int, length: int) -> int:
+    """The index ``i`` of one of ``length`` entries; negative ones are refused."""
     if not 0 <= i < length:
         raise InvalidInput(f"there is no entry {i}: the ledger has {length}")
     return i

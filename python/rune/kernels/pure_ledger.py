@@ -212,8 +212,9 @@ class Ledger:
         entry = _items(texts, "texts")
         content = checks.text(content, "content")
         division = _division(parts, len(entry))
+        i = checks.integer(i, "index")
         with self._lock:
-            i = checks.index(i, len(self._names))
+            checks.entry(i, len(self._names))
             sized = [column.sized(column.measure([entry]), [division])[0] for column in self._columns]
             for column, (size, part_sizes) in zip(self._columns, sized, strict=True):
                 column.replace(i, size, part_sizes)
@@ -248,9 +249,10 @@ class Ledger:
 
     def tokens(self, i: int, column: str | None = None) -> int:
         """Tokens of entry ``i``."""
+        i = checks.integer(i, "index")
         with self._lock:
             found = self._column(column)
-            return found.tokens[checks.index(i, len(self._names))]
+            return found.tokens[checks.entry(i, len(self._names))]
 
     def total(self, column: str | None = None) -> int:
         """Tokens of all entries."""
@@ -259,15 +261,16 @@ class Ledger:
 
     def prefix(self, i: int, column: str | None = None) -> int:
         """Tokens of the entries before ``i``; ``i`` may be the length."""
+        i = checks.integer(i, "index")
         with self._lock:
             found = self._column(column)
-            return found.sums[checks.index(i, len(self._names) + 1)]
+            return found.sums[checks.entry(i, len(self._names) + 1)]
 
     def newest_fitting(self, budget: int, column: str | None = None) -> int:
         """The smallest index from which on all entries together fit the budget; the length when not even the last one does."""
+        room = checks.integer(budget, "budget")
         with self._lock:
             found = self._column(column)
-            room = checks.integer(budget, "budget")
             # The last sum is the total, so what lies behind prefix i is total - sums[i].
             return len(self._names) if room < 0 else bisect_left(found.sums, found.sums[-1] - room)
 
@@ -275,13 +278,15 @@ class Ledger:
 
     def digest(self, i: int) -> str:
         """Digest of the content of entry ``i``, computed when first asked for and kept."""
+        i = checks.integer(i, "index")
         with self._lock:
-            return self._digest(checks.index(i, len(self._names)))
+            return self._digest(checks.entry(i, len(self._names)))
 
     def chain(self, i: int) -> str:
         """Chain digest up to entry ``i``: the digest of the chain digest before it (none for the first) and its own digest."""
+        i = checks.integer(i, "index")
         with self._lock:
-            i = checks.index(i, len(self._names))
+            checks.entry(i, len(self._names))
             while len(self._chain) <= i:
                 before = self._chain[-1] if self._chain else ""
                 self._chain.append(digest(before + self._digest(len(self._chain))))
@@ -291,9 +296,9 @@ class Ledger:
 
     def admit(self, budget: int, column: str | None = None) -> Admission:
         """Admits the entries into ``budget`` tokens by the rules of ``admit``, and keeps the result for the two below."""
+        room = checks.integer(budget, "budget")
         with self._lock:
             found = self._column(column)
-            room = checks.integer(budget, "budget")
             by_rank = chain.from_iterable(reversed(self._by_rank[rank]) for rank in reversed(self._ranks))
             self._admission = admit_in_order(found.tokens, found.parts, self._mandatory, by_rank, room)
             self._admitted_column = found

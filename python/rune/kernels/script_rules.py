@@ -1,0 +1,203 @@
+"""What the ``script`` estimator looks at: character classes, the context a character stands in, and the weight it takes.
+
+A text is walked once, left to right. Every code point has a *class* (``CLASSES``); what came before it is summed up in a
+*state*; state and class together name the weights that the code point adds (``slots``) and the state that follows
+(``follow``). Two rules need the character itself rather than its class: from the second equal character in a row on,
+punctuation takes the weight ``<class>.same``, and from the fifth on most classes take ``same5.<group>``.
+
+Only contexts that were measured to matter are here. By far the most valuable is the run of four or more consonants: it
+tells random letters (base64, identifiers, hashes) from words. Each class holds characters of one UTF-8 length alone, so
+that its weight can be held to that many tokens: no byte-level vocabulary needs more.
+
+The weights are in ``script_table``, which the fitting script writes; this module is the only place where classes and
+contexts are decided, and the Rust table is written from it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+__all__ = ["ASCII", "CLASSES", "RANGES", "SAME5", "State", "follow", "reachable", "slots", "utf8_length"]
+
+ASCII: dict[str, str] = {
+    "vowel": "aeiouy",
+    "consonant": "bcdfghjklmnpqrstvwxz",
+    "VOWEL": "AEIOUY",
+    "CONSONANT": "BCDFGHJKLMNPQRSTVWXZ",
+    "digit": "0123456789",
+    "space": " ",
+    "newline": "\n\r",
+    "tab": "\t\v\f",
+    "mark": ".,;:!?'-_/",
+    "bracket": '"()[]{}<>`',
+    "operator": "#$%&*+=@\\^|~",
+}
+"""Classes of single characters; the ASCII characters that are not here are ``control``."""
+
+RANGES: tuple[tuple[int, int, str], ...] = (
+    (0x0080, 0x00BF, "latin_sign"),
+    (0x00C0, 0x00DE, "accent_upper"),
+    (0x00DF, 0x00FF, "accent"),
+    (0x0100, 0x024F, "accent_rare"),
+    (0x0250, 0x02FF, "other2"),
+    (0x0300, 0x036F, "combining"),
+    (0x0370, 0x03FF, "greek"),
+    (0x0400, 0x042F, "cyrillic_upper"),
+    (0x0430, 0x045F, "cyrillic"),
+    (0x0460, 0x052F, "other2"),
+    (0x0530, 0x058F, "armenian"),
+    (0x0590, 0x05FF, "hebrew"),
+    (0x0600, 0x06FF, "arabic"),
+    (0x0700, 0x07FF, "other2"),
+    (0x0800, 0x08FF, "other3"),
+    (0x0900, 0x097F, "devanagari"),
+    (0x0980, 0x0DFF, "indic"),
+    (0x0E00, 0x0E7F, "thai"),
+    (0x0E80, 0x109F, "other3"),
+    (0x10A0, 0x10FF, "georgian"),
+    (0x1100, 0x1DFF, "other3"),
+    (0x1E00, 0x1EFF, "vietnamese"),
+    (0x1F00, 0x1FFF, "other3"),
+    (0x2000, 0x200F, "invisible"),
+    (0x2010, 0x2027, "typographic"),
+    (0x2028, 0x202F, "invisible"),
+    (0x2030, 0x205E, "typographic"),
+    (0x205F, 0x206F, "invisible"),
+    (0x2070, 0x24FF, "symbol"),
+    (0x2500, 0x259F, "box"),
+    (0x25A0, 0x27BF, "dingbat"),
+    (0x27C0, 0x2BFF, "symbol"),
+    (0x2C00, 0x2FFF, "other3"),
+    (0x3000, 0x303F, "cjk_mark"),
+    (0x3040, 0x30FF, "kana"),
+    (0x3100, 0x31FF, "other3"),
+    (0x3200, 0x4DFF, "other3"),
+    (0x4E00, 0x9FFF, "han"),
+    (0xA000, 0xABFF, "other3"),
+    (0xAC00, 0xD7A3, "hangul"),
+    (0xD7A4, 0xFDFF, "other3"),
+    (0xFE00, 0xFE0F, "selector"),
+    (0xFE10, 0xFEFF, "other3"),
+    (0xFF00, 0xFF65, "cjk_mark"),
+    (0xFF66, 0xFFFF, "other3"),
+    (0x10000, 0x1F1E5, "other4"),
+    (0x1F1E6, 0x1F1FF, "flag"),
+    (0x1F200, 0x1F2FF, "other4"),
+    (0x1F300, 0x1FAFF, "emoji"),
+    (0x1FB00, 0x10FFFF, "other4"),
+)
+"""Every code point from U+0080 on, lone surrogates included: first, last, class."""
+
+CLASSES: tuple[str, ...] = (*ASCII, "control", *dict.fromkeys(name for _, _, name in RANGES))
+
+_LETTERS = ("vowel", "consonant", "VOWEL", "CONSONANT")
+_PUNCTUATION = ("mark", "bracket", "operator")
+_WHITE = ("space", "newline", "tab")
+_ACCENTED = ("accent", "accent_upper", "accent_rare", "vietnamese", "combining")
+# Scripts and signs before which some vocabularies cannot join the space to what follows.
+_SPACE_APART = ("space", "spaces", "line", "indent")
+
+SAME5: dict[str, str] = {
+    "space": "same5.space",
+    "newline": "same5.white",
+    "tab": "same5.white",
+    **dict.fromkeys(_PUNCTUATION, "same5.mark"),
+    **dict.fromkeys(_LETTERS, "same5.letter"),
+    "box": "same5.box",
+    "typographic": "same5.box",
+    "cjk_mark": "same5.box",
+}
+"""The weight that a class takes from the fifth equal character in a row on; the other classes have no such rule."""
+
+
+def utf8_length(name: str) -> int:
+    """The UTF-8 bytes of each character of the class ``name``, 1 to 4."""
+    first = next((first for first, _, cls in RANGES if cls == name), 0)
+    return 1 if first < 0x80 else 2 if first < 0x800 else 3 if first < 0x10000 else 4
+
+
+class State(NamedTuple):
+    """What stands before a character.
+
+    ``kind`` is "line" (start of the text or of a line), "indent" (white space after that), "space" (one space),
+    "spaces" (more), "digit", "mark" (punctuation), "accent" (a Latin letter beyond ASCII), "other", "lower" or "upper".
+    After letters, ``letters`` counts those of the word so far (4: four or more; a capital after a small letter begins a
+    new word) and ``consonants`` those in a row at the end (3: three or more).
+    """
+
+    kind: str
+    letters: int = 0
+    consonants: int = 0
+
+
+START = State("line")
+
+
+def follow(state: State, cls: str) -> State:
+    """The state after a character of class ``cls`` that stood in ``state``."""
+    if cls in _LETTERS:
+        upper, consonant = cls.isupper(), cls.lower() == "consonant"
+        in_word = state.kind == "lower" or state.kind == "upper"
+        new_word = not in_word or (upper and state.kind == "lower")
+        letters = 1 if new_word else min(state.letters + 1, 4)
+        # The run of consonants goes on over a change of case: random strings change it all the time.
+        consonants = min(state.consonants + 1, 3) if consonant else 0
+        return State("upper" if upper else "lower", letters, consonants)
+    if cls == "newline":
+        return START
+    if cls in _WHITE:
+        if state.kind in ("line", "indent"):
+            return State("indent")
+        return State("spaces" if state.kind in ("space", "spaces") or cls == "tab" else "space")
+    if cls == "digit":
+        return State("digit")
+    if cls in _PUNCTUATION:
+        return State("mark")
+    return State("accent" if cls in _ACCENTED else "other")
+
+
+def slots(state: State, cls: str) -> tuple[str, ...]:
+    """The names of the weights that a character of class ``cls`` adds in ``state``."""
+    before = state.kind
+    if cls in _LETTERS:
+        case = "upper" if cls.isupper() else "lower"
+        if cls.lower() == "consonant" and state.consonants >= 3:
+            return (f"{case}.cluster",)
+        if before in ("lower", "upper"):
+            if case == "upper":
+                return (f"upper.after_{before}",)
+            return ("lower.5+" if state.letters >= 4 else "lower.2-4",)
+        if before in ("digit", "mark", "accent"):
+            return (f"{case}.after_{before}",)
+        return (f"{case}.first",)
+    if cls == "digit":
+        return ("digit", "digit.after_space") if before in _SPACE_APART else ("digit",)
+    if cls in _PUNCTUATION:
+        place = {"lower": "letter", "upper": "letter", "accent": "letter", "other": "letter"}.get(before, before)
+        return (f"{cls}.after_{'space' if place in _SPACE_APART else place}",)
+    if cls == "space":
+        if before in ("line", "indent"):
+            return ("space.indent",)
+        if before in ("space", "spaces"):
+            return ("space.run",)
+        return (f"space.after_{before}",) if before in ("mark", "digit") else ("space",)
+    if cls in ("newline", "tab"):
+        if before == "line":
+            return (f"{cls}.run",)
+        return (f"{cls}.after_space",) if before in _SPACE_APART else (cls,)
+    if before in _SPACE_APART and cls not in _ACCENTED:
+        return (cls, "other.after_space")
+    return (cls,)
+
+
+@cache
+def reachable() -> tuple[State, ...]:
+    """Every state, in a fixed order: the start first, then as they are met."""
+    found = [START]
+    for state in found:
+        for cls in CLASSES:
+            after = follow(state, cls)
+            if after not in found:
+                found.append(after)
+    return tuple(found)
