@@ -1,0 +1,160 @@
+"""The broker's trace: what was admitted, what was dropped, and why, with the specified keys and what Rune adds under ``ext``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rune.context.assembly import Decision
+from rune.context.blocks import Entry
+from rune.context.budget import Budget
+from rune.context.capsule import CapsuleBlock
+from rune.context.layout import USER_BLOCK, Spans
+from rune.kernels import BACKEND, EstimatorLike
+
+__all__ = ["HISTORY_BLOCKS", "build_trace", "history_facts", "token_usage"]
+
+HISTORY_BLOCKS = ("history", "history_summary")
+"""Names of blocks that hold earlier turns, or what compaction made of them."""
+
+
+def build_trace(
+    *,
+    model_id: str,
+    budget: Budget,
+    entries: Sequence[Entry],
+    sizes: Sequence[Sequence[int]],
+    decision: Decision,
+    blocks: Mapping[int, CapsuleBlock],
+    estimator: EstimatorLike,
+    second: EstimatorLike | None,
+    layout: str,
+    memory_names: Collection[str],
+    compaction: Sequence[Any],
+    spans: Spans,
+    user_spans: Spans,
+    warnings: Sequence[str],
+) -> dict[str, Any]:
+    """The trace without ``degraded`` and ``elapsed_ms``, which are filled in last. Entries are in assembly order.
+
+    ``blocks`` are the admitted ones by position; ``second`` is the estimator whose counts stand beside the first one's.
+    """
+    rows: list[dict[str, Any]] = []
+    ledger: list[dict[str, Any]] = []
+    dropped: list[dict[str, Any]] = []
+    units: list[dict[str, Any]] = []
+    memory_tokens = 0
+    for position, (entry, parts, outcome) in enumerate(zip(entries, sizes, decision.outcomes, strict=True)):
+        offered = sum(parts)
+        tokens = outcome.tokens if outcome.admitted else offered
+        row = {
+            "name": entry.name,
+            "priority": entry.priority,
+            "tokens": tokens,
+            "source": entry.source,
+            "evictable": entry.evictable,
+            "admitted": outcome.admitted,
+            "reason": outcome.reason,
+        }
+        rows.append(row)
+        if not outcome.admitted:
+            dropped.append(_dropped(entry, offered, outcome.reason))
+        elif outcome.reason == "older_parts":
+            left = len(parts) - (outcome.kept or 0)
+            dropped.append({**_dropped(entry, offered - tokens, outcome.reason), "count": left})
+            units += ({"name": entry.name, "unit": i, "tokens": parts[i]} for i in range(left))
+        if outcome.admitted and entry.name in memory_names:
+            memory_tokens += tokens
+        block = blocks.get(position)
+        ledger.append(
+            {
+                **row,
+                "section": entry.section,
+                "bucket": entry.bucket,
+                "registered": entry.registered,
+                "offered": offered,
+                "parts": list(parts) if entry.divisible else None,
+                "kept_parts": outcome.kept if entry.divisible else None,
+                "digest": block.digest if block is not None else None,
+                "estimates": _estimates(block, tokens, estimator, second),
+            }
+        )
+    return {
+        "model_id": model_id,
+        "window": budget.window,
+        "budget": budget.budget,
+        "blocks": rows,
+        "admitted": [row["name"] for row in rows if row["admitted"]],
+        "admitted_total": decision.total,
+        "dropped": dropped,
+        "memory_tokens": memory_tokens,
+        "degraded": [],
+        "compaction": list(compaction),
+        "elapsed_ms": 0.0,
+        "ext": {
+            "estimator": estimator.key,
+            "backend": BACKEND,
+            "layout": layout,
+            "reserve": budget.reserve,
+            "margin": budget.margin,
+            "spans": spans,
+            "user_spans": user_spans,
+            "estimates": _totals(ledger),
+            "ledger": ledger,
+            "history": history_facts(entries, sizes, decision),
+            "extra": {e.name: dict(e.extra) for e in entries if e.extra and e.name not in HISTORY_BLOCKS},
+            "dropped_units": units,
+            "warnings": list(warnings),
+        },
+    }
+
+
+def _dropped(entry: Entry, tokens: int, reason: str) -> dict[str, Any]:
+    return {"name": entry.name, "tokens": tokens, "priority": entry.priority, "reason": reason}
+
+
+def _estimates(
+    block: CapsuleBlock | None, tokens: int, estimator: EstimatorLike, second: EstimatorLike | None
+) -> dict[str, int]:
+    found = {estimator.key: tokens}
+    if block is not None and second is not None:
+        found[second.key] = block.tokens_under(second)
+    return found
+
+
+def _totals(ledger: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Tokens of all admitted blocks under each estimator."""
+    totals: dict[str, int] = {}
+    for row in ledger:
+        if row["admitted"]:
+            for key, tokens in row["estimates"].items():
+                totals[key] = totals.get(key, 0) + tokens
+    return totals
+
+
+def history_facts(
+    entries: Sequence[Entry], sizes: Sequence[Sequence[int]], decision: Decision
+) -> dict[str, Any] | None:
+    """Turns of the history block: in all, completed, offered, admitted, dropped here, incomplete ones; None without one."""
+    for entry, parts, outcome in zip(entries, sizes, decision.outcomes, strict=True):
+        if entry.name == HISTORY_BLOCKS[0] and entry.turns is not None:
+            offered = len(entry.turns)
+            admitted = (offered if outcome.kept is None else outcome.kept) if outcome.admitted else 0
+            return {
+                **entry.extra,
+                "offered": offered,
+                "admitted": admitted,
+                "dropped": offered - admitted,
+                "tokens_offered": sum(parts),
+                "tokens_admitted": outcome.tokens if outcome.admitted else 0,
+            }
+    return None
+
+
+def token_usage(trace: Mapping[str, Any]) -> dict[str, int]:
+    """Static (admitted less history less user), dynamic (history), user and total tokens of a broker trace."""
+    admitted = {row["name"]: row["tokens"] for row in trace["blocks"] if row["admitted"]}
+    dynamic = sum(admitted.get(name, 0) for name in HISTORY_BLOCKS)
+    user = admitted.get(USER_BLOCK, 0)
+    total = trace["admitted_total"]
+    return {"static": total - dynamic - user, "dynamic": dynamic, "user": user, "total": total}

@@ -1,0 +1,155 @@
+"""COLLECT: every registered contributor is asked once, in registration order, and no failure of one stops the turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from rune.context.blocks import ContributionBlock, Entry, is_empty, make_entry
+from rune.context.timebox import TimeLimit
+from rune.errors import InvalidInput
+from rune.kernels import digest
+from rune.subsystem_health import record_failure
+
+__all__ = ["SESSION_SYSTEM", "Assembly", "Contributor", "Registration", "collect", "current_assembly", "lift_system"]
+
+Contributor = Callable[[Any, Any], ContributionBlock | None]
+"""``(task, session) -> ContributionBlock | None``; a plain text counts as the content of a block."""
+
+SESSION_SYSTEM = "session_system"
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What a contributor may ask about the assembly that it runs in (``current_assembly()``).
+
+    ``dry``: nothing may be changed (stores read-only, no side effects). ``window`` and ``budget`` are tokens; ``run`` holds
+    what the caller says of the run (its id, the channel, …).
+    """
+
+    model_id: str = ""
+    dry: bool = False
+    window: int = 0
+    budget: int = 0
+    layout: str = "seed"
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+
+_current: ContextVar[Assembly] = ContextVar("rune_assembly", default=Assembly())
+
+
+def current_assembly() -> Assembly:
+    """The assembly that the caller is collected for; outside of one, an assembly of empty values."""
+    return _current.get()
+
+
+@contextmanager
+def assembling(assembly: Assembly) -> Iterator[None]:
+    """Makes ``assembly`` the current one inside the block."""
+    token = _current.set(assembly)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A contributor and how its block is treated; ``position`` counts registrations from 0."""
+
+    name: str
+    contributor: Contributor
+    bucket: int
+    priority: int
+    evictable: bool
+    source: str
+    per_model: bool
+    inline: bool
+    position: int
+
+
+def collect(
+    registrations: Iterable[Registration], task: Any, session: Any, limit: TimeLimit
+) -> tuple[list[Entry], list[tuple[Registration, str]]]:
+    """The entries of all contributors that contributed something, and system texts that came among messages.
+
+    A contributor that raises, hangs or returns something else than a block is recorded as a T1 under its own name.
+    """
+    entries: list[Entry] = []
+    system: list[tuple[Registration, str]] = []
+    for registration in registrations:
+        try:
+            entry, texts = _ask(registration, task, session, limit)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # SystemExit of a contributor must not end the process either
+            record_failure(registration.name, exc, tier=1)
+            continue
+        if entry is not None:
+            entries.append(entry)
+        system += ((registration, text) for text in texts)
+    return entries, system
+
+
+def _ask(registration: Registration, task: Any, session: Any, limit: TimeLimit) -> tuple[Entry | None, list[str]]:
+    if registration.inline:
+        block = registration.contributor(task, session)
+    else:
+        block = limit.call(registration.name, registration.contributor, task, session)
+    if isinstance(block, str):
+        block = ContributionBlock(content=block)
+    if block is None:
+        return None, []
+    if not isinstance(block, ContributionBlock):
+        raise InvalidInput(f"contributor {registration.name!r} returned {type(block).__name__}, not a ContributionBlock")
+    if is_empty(block):
+        return None, []
+    return make_entry(
+        block,
+        name=registration.name,
+        priority=registration.priority,
+        evictable=registration.evictable,
+        bucket=registration.bucket,
+        source=registration.source,
+        registered=registration.position,
+        per_model=registration.per_model,
+    )
+
+
+def lift_system(entries: list[Entry], system: Iterable[tuple[Registration, str]], registered: int) -> None:
+    """Adds system texts found among messages as one mandatory block behind the identity, each once.
+
+    There is one system message, and it is never evicted: texts that some block holds already are left out.
+    """
+    found = list(system)
+    if not found:
+        return
+    known = {digest(entry.text.strip()) for entry in entries if entry.text is not None}
+    texts: list[str] = []
+    sources: list[str] = []
+    for registration, text in found:
+        key = digest(text.strip())
+        if key not in known:
+            known.add(key)
+            texts.append(text)
+            sources.append(registration.name)
+    if not texts:
+        return
+    identity = min((entry.bucket for entry in entries if not entry.evictable), default=1)
+    names = {entry.name for entry in entries}
+    name = next(n for n in (SESSION_SYSTEM, *(f"{SESSION_SYSTEM}_{i}" for i in range(2, len(names) + 3))) if n not in names)
+    entries.append(
+        Entry(
+            name=name,
+            priority=100,
+            evictable=False,
+            bucket=identity,
+            source="system messages among those of " + ", ".join(dict.fromkeys(sources)),
+            registered=registered,
+            section="system",
+            text="\n\n".join(texts),
+        )
+    )
