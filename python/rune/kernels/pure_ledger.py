@@ -417,10 +417,15 @@ def _items(values: Any, what: str) -> list[str | int]:
     found = checks.items(values, what)
     if {*map(type, found)} <= {str}:
         return list(found)
-    return [
-        checks.text(item, what) if isinstance(item, str) else checks.integer(item, f"{what}[{i}]", 0)
-        for i, item in enumerate(found)
-    ]
+    return [_item(item, f"{what}[{i}]") for i, item in enumerate(found)]
+
+
+def _item(value: Any, what: str) -> str | int:
+    if isinstance(value, str):
+        return checks.text(value, what)
+    if not hasattr(value, "__index__"):
+        raise InvalidInput(f"{what} must be a str or an integer, not {type(value).__name__}")
+    return checks.integer(value, what, 0)
 
 
 def _division(parts: Sequence[int] | None, many: int) -> list[int] | None:

@@ -1,12 +1,14 @@
 //! Estimators: how many tokens a text is taken to have. Named, versioned, deterministic; integers only.
 
+use crate::estimate_script::{LARGE_VOCABULARY, script_large, script_small};
+use crate::script_table;
+
 /// How an estimator looks at a text.
 #[derive(Clone, Copy)]
 enum Measure {
     /// By the number of its code points alone, which Python knows without looking.
     Length(fn(u64) -> u64),
     /// By every code point: the argument is generalised UTF-8.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for estimators that walk the text"))]
     Text(fn(&[u8]) -> u64),
 }
 
@@ -55,13 +57,17 @@ fn chars4(chars: u64) -> u64 {
 }
 
 /// Every estimator's name.
-pub const NAMES: [&str; 1] = ["chars4"];
+pub const NAMES: [&str; 2] = ["chars4", "script"];
 
 /// The estimator of that name for a vocabulary of `vocab_size` entries (`None`: unknown), if there is one.
 pub fn get_estimator(name: &str, vocab_size: Option<i64>) -> Option<Estimator> {
-    let _ = vocab_size; // one table so far
     match name {
         "chars4" => Some(Estimator { name: "chars4", version: 1, variant: "", measure: Measure::Length(chars4) }),
+        "script" => {
+            let large = vocab_size.is_some_and(|entries| entries >= LARGE_VOCABULARY);
+            let (variant, measure): (_, fn(&[u8]) -> u64) = if large { ("large", script_large) } else { ("small", script_small) };
+            Some(Estimator { name: "script", version: script_table::VERSION, variant, measure: Measure::Text(measure) })
+        }
         _ => None,
     }
 }

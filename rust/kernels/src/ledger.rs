@@ -3,11 +3,12 @@
 //! `T` is the caller's handle to a content that is still to be hashed. Hashing goes on outside, so that it needs no lock:
 //! `pending` hands out what is to be hashed, `settle` takes the digests back.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::admission::{Admission, Parts, Reason, admit_in_order};
-use crate::block_json::Row;
+use crate::block_json::Rows;
 use crate::digest::{Digest, chain};
 
 /// The tokens of all entries under one estimator.
@@ -18,8 +19,11 @@ pub struct Column {
     parts: Vec<Parts>,
 }
 
-/// The tokens of one entry, or why it has none.
+/// The tokens of one entry and of its parts.
 pub type Size = (i64, Parts);
+
+/// How many items each part of a divisible entry has.
+pub type Division = Option<Box<[usize]>>;
 
 /// What an entry's digest comes from.
 pub enum Content<T> {
@@ -29,13 +33,24 @@ pub enum Content<T> {
     Known(Digest),
 }
 
+/// Everything about an entry but its tokens; name and source are generalised UTF-8.
+#[expect(missing_docs, reason = "the fields are those of the Python method append")]
+pub struct Entry<'a, T> {
+    pub content: Content<T>,
+    pub name: Cow<'a, [u8]>,
+    pub source: Cow<'a, [u8]>,
+    pub priority: i64,
+    pub evictable: bool,
+    /// How many of its measured items each part has; `None` when it is not divisible.
+    pub division: Division,
+}
+
 /// Entries with tokens in one or more columns.
 pub struct Ledger<T> {
     columns: Vec<Column>,
-    rows: Vec<Row>,
+    rows: Rows,
     contents: Vec<Content<T>>,
-    /// How many measured items each part has, for divisible entries.
-    divisions: Vec<Option<Box<[usize]>>>,
+    divisions: Vec<Division>,
     divisible: bool,
     chain: Vec<Digest>,
     mandatory: Vec<usize>,
@@ -104,7 +119,7 @@ impl<T> Ledger<T> {
     pub fn new(columns: usize) -> Self {
         Self {
             columns: (0..columns).map(|_| Column::new()).collect(),
-            rows: Vec::new(),
+            rows: Rows::default(),
             contents: Vec::new(),
             divisions: Vec::new(),
             divisible: false,
@@ -132,23 +147,17 @@ impl<T> Ledger<T> {
     }
 
     /// How many items each part of each entry has, for divisible ones.
-    pub fn divisions(&self) -> &[Option<Box<[usize]>>] {
+    pub fn divisions(&self) -> &[Division] {
         &self.divisions
     }
 
     /// Adds an entry with its tokens in every column and returns its index.
-    pub fn append(
-        &mut self,
-        sizes: impl IntoIterator<Item = Size>,
-        content: Content<T>,
-        row: Row,
-        (priority, evictable): (i64, bool),
-        division: Option<Box<[usize]>>,
-    ) -> usize {
+    pub fn append(&mut self, entry: Entry<'_, T>, sizes: impl IntoIterator<Item = Size>) -> usize {
+        let Entry { content, name, source, priority, evictable, division } = entry;
         let i = self.len();
         self.columns.iter_mut().zip(sizes).for_each(|(column, size)| column.push(size));
         self.divisible |= division.is_some();
-        self.rows.push(row);
+        self.rows.push(&name, priority, &source, evictable);
         self.contents.push(content);
         self.divisions.push(division);
         if evictable {
@@ -161,13 +170,7 @@ impl<T> Ledger<T> {
     }
 
     /// Gives an entry another text: its tokens, its digest, and the chain from there on are new.
-    pub fn set_text(
-        &mut self,
-        i: usize,
-        sizes: impl IntoIterator<Item = Size>,
-        content: T,
-        division: Option<Box<[usize]>>,
-    ) {
+    pub fn set_text(&mut self, i: usize, sizes: impl IntoIterator<Item = Size>, content: T, division: Division) {
         self.columns.iter_mut().zip(sizes).for_each(|(column, size)| column.replace(i, size));
         self.divisible |= division.is_some();
         self.divisions[i] = division;
@@ -245,81 +248,10 @@ impl<T> Ledger<T> {
     pub fn to_json(&self) -> Option<Vec<u8>> {
         let (found, column) = self.last.as_ref()?;
         let sizes = &self.columns[*column].sizes;
-        let mut out = Vec::with_capacity(self.rows.iter().map(|row| row.size() + 1).sum::<usize>() + 2);
-        out.push(b'[');
-        for (i, (row, reason)) in self.rows.iter().zip(&found.reasons).enumerate() {
-            if i > 0 {
-                out.push(b',');
-            }
-            row.write(&mut out, if *reason == Reason::OverBudget { sizes[i] } else { found.tokens[i] }, *reason);
-        }
-        out.push(b']');
-        Some(out)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::digest::digest;
-
-    fn filled(sizes: &[i64]) -> Ledger<Vec<u8>> {
-        let mut ledger = Ledger::new(1);
-        for size in sizes {
-            let content = Content::Pending(size.to_string().into_bytes());
-            ledger.append([(*size, None)], content, Row::new(b"n", 0, b"", true), (0, true), None);
-        }
-        ledger
-    }
-
-    fn settle(ledger: &mut Ledger<Vec<u8>>) {
-        let (edits, pending) = ledger.pending(0, ledger.len() - 1, Vec::clone);
-        assert!(ledger.settle(edits, pending.iter().map(|(i, content)| (*i, digest(content)))));
-    }
-
-    #[test]
-    fn newest_fitting_agrees_with_adding_up() {
-        let sizes = [3, 0, 5, 0, 2, 7, 0];
-        let ledger = filled(&sizes);
-        for budget in -1..20 {
-            let fits = |from: &usize| sizes[*from..].iter().sum::<i64>() <= budget;
-            assert_eq!(ledger.column(0).newest_fitting(budget), (0..7).find(fits).unwrap_or(7), "{budget}");
-        }
-    }
-
-    #[test]
-    fn totals_never_wrap_and_follow_a_new_text() {
-        let mut ledger = filled(&[i64::MAX, i64::MAX, i64::MAX]);
-        assert_eq!(ledger.column(0).total(), 3 * i128::from(i64::MAX));
-        ledger.set_text(1, [(1, None)], Vec::new(), None);
-        assert_eq!(ledger.column(0).prefix(2), i128::from(i64::MAX) + 1);
-        assert_eq!(ledger.column(0).total(), 2 * i128::from(i64::MAX) + 1);
-    }
-
-    #[test]
-    fn sizes_of_parts() {
-        assert_eq!(sized(&[1, 2, 3], Some(&[2, 0, 1])), Some((6, Some(Box::from([3, 0, 3])))));
-        assert_eq!(sized(&[i64::MAX, 1], None), None);
-    }
-
-    #[test]
-    fn a_new_text_makes_late_digests_void() {
-        let mut ledger = filled(&[1, 2]);
-        let (edits, _) = ledger.pending(0, 1, Vec::clone);
-        ledger.set_text(0, [(9, None)], b"9".to_vec(), None);
-        assert!(!ledger.settle(edits, [(0, digest(b"1"))]));
-        assert_eq!(ledger.chain(1), None);
-        settle(&mut ledger);
-        assert_eq!(ledger.digest(0), Some(digest(b"9")));
-        assert_eq!(ledger.chain(1), Some(chain(Some(&chain(None, &digest(b"9"))), &digest(b"2"))));
-    }
-
-    #[test]
-    fn an_admission_is_void_once_entries_change() {
-        let mut ledger = filled(&[4, 4]);
-        ledger.admit(5, 0);
-        assert_eq!(ledger.last().map(Admission::bitmap), Some(vec![0b10]));
-        ledger.set_text(0, [(1, None)], Vec::new(), None);
-        assert!(ledger.last().is_none() && ledger.to_json().is_none());
+        let made = found.reasons.iter().enumerate().map(|(i, &reason)| match reason {
+            Reason::OverBudget => (sizes[i], reason),
+            _ => (found.tokens[i], reason),
+        });
+        Some(self.rows.write(made))
     }
 }

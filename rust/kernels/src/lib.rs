@@ -8,4 +8,6 @@ pub mod admission;
 pub mod block_json;
 pub mod digest;
 pub mod estimate;
+pub mod estimate_script;
 pub mod ledger;
+mod script_table;

@@ -1,6 +1,7 @@
 //! Python values to Rust ones, with the errors of the pure twin's `checks.py` in the same words.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -43,14 +44,14 @@ pub(crate) fn type_name(value: &Any<'_>) -> PyResult<String> {
 }
 
 /// An exact `str`; a subclass's own methods are never asked.
-pub(crate) fn text<'py>(value: &Any<'py>, what: impl FnOnce() -> String) -> PyResult<Text<'py>> {
+pub(crate) fn text<'py>(value: &Any<'py>, what: impl Display) -> PyResult<Text<'py>> {
     if let Ok(exact) = value.cast_exact::<PyString>() {
         return Ok(exact.clone());
     }
     if value.is_instance_of::<PyString>() {
         return Ok(value.py().get_type::<PyString>().call_method1("__str__", (value,))?.cast_into()?);
     }
-    refuse(format!("{} must be a str, not {}", what(), type_name(value)?))
+    refuse(format!("{what} must be a str, not {}", type_name(value)?))
 }
 
 /// Generalised UTF-8: lone surrogates as their three bytes.
@@ -62,26 +63,26 @@ pub(crate) fn utf8<'a>(text: &'a Text<'_>) -> PyResult<Cow<'a, [u8]>> {
 }
 
 /// An integer of at most 64 bits with a sign, and at least `least`.
-pub(crate) fn integer(value: &Any<'_>, least: i64, what: impl FnOnce() -> String) -> PyResult<i64> {
+pub(crate) fn integer(value: &Any<'_>, least: i64, what: impl Display) -> PyResult<i64> {
     match value.extract::<i64>() {
         Ok(number) if number >= least => Ok(number),
         Err(error) if error.is_instance_of::<PyTypeError>(value.py()) => {
-            refuse(format!("{} must be an integer, not {}", what(), type_name(value)?))
+            refuse(format!("{what} must be an integer, not {}", type_name(value)?))
         }
         Err(error) if !error.is_instance_of::<PyOverflowError>(value.py()) => Err(error),
-        _ => refuse(format!("{} must be from {least} to {}", what(), i64::MAX)),
+        _ => refuse(format!("{what} must be from {least} to {}", i64::MAX)),
     }
 }
 
 /// `integer` without a least value.
-pub(crate) fn number(value: &Any<'_>, what: &str) -> PyResult<i64> {
-    integer(value, i64::MIN, || what.into())
+pub(crate) fn number(value: &Any<'_>, what: impl Display + Copy) -> PyResult<i64> {
+    integer(value, i64::MIN, what)
 }
 
 /// Each value of an iterable, read by `read` with its index. One text is refused.
 pub(crate) fn list<'py, T>(
     values: &Any<'py>,
-    what: &str,
+    what: impl Display + Copy,
     mut read: impl FnMut(usize, Any<'py>) -> PyResult<T>,
 ) -> PyResult<Vec<T>> {
     if let Ok(values) = values.cast_exact::<PyList>() {
@@ -101,23 +102,29 @@ pub(crate) fn list<'py, T>(
     all.into_iter().enumerate().map(|(i, value)| read(i, value)).collect()
 }
 
-pub(crate) fn text_list<'py>(values: &Any<'py>, what: &str) -> PyResult<Vec<Text<'py>>> {
-    list(values, what, |i, value| text(&value, || format!("{what}[{i}]")))
+pub(crate) fn text_list<'py>(values: &Any<'py>, what: impl Display + Copy) -> PyResult<Vec<Text<'py>>> {
+    list(values, what, |i, value| text(&value, format_args!("{what}[{i}]")))
 }
 
-pub(crate) fn integers(values: &Any<'_>, what: &str, least: i64) -> PyResult<Vec<i64>> {
-    list(values, what, |i, value| integer(&value, least, || format!("{what}[{i}]")))
+pub(crate) fn integers(values: &Any<'_>, what: impl Display + Copy, least: i64) -> PyResult<Vec<i64>> {
+    list(values, what, |i, value| integer(&value, least, format_args!("{what}[{i}]")))
 }
 
-pub(crate) fn truths(values: &Any<'_>, what: &str) -> PyResult<Vec<bool>> {
+pub(crate) fn truths(values: &Any<'_>, what: impl Display + Copy) -> PyResult<Vec<bool>> {
     list(values, what, |_, value| value.is_truthy())
 }
 
-pub(crate) fn same_length<T>(found: Vec<T>, wanted: usize, what: &str) -> PyResult<Vec<T>> {
-    if found.len() == wanted {
-        return Ok(found);
+pub(crate) fn same_length<T>(found: Vec<T>, wanted: usize, what: impl Display) -> PyResult<Vec<T>> {
+    same_count(found.len(), wanted, what)?;
+    Ok(found)
+}
+
+/// Refuses parallel lists of different lengths.
+pub(crate) fn same_count(found: usize, wanted: usize, what: impl Display) -> PyResult<()> {
+    if found == wanted {
+        return Ok(());
     }
-    refuse(format!("{what} has {} values, but {wanted} are needed", found.len()))
+    refuse(format!("{what} has {found} values, but {wanted} are needed"))
 }
 
 /// The index `i` of one of `length` entries; negative ones are refused.

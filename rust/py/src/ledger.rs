@@ -1,62 +1,28 @@
 //! `rune._native.Ledger`: the kernel's ledger behind a lock, its contents kept as Python texts until they are hashed.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt as _;
 use pyo3::types::{PyBytes, PyMapping, PyString, PyTuple};
-use rune_kernels::block_json::Row;
+use rune_kernels::admission;
 use rune_kernels::digest::{Digest, digest, from_hex, hex};
-use rune_kernels::estimate;
-use rune_kernels::ledger::{self, Content, Size, sized};
+use rune_kernels::ledger::{self, Content, Division, Size};
 
+use crate::columns::{Counter, Items, division};
 use crate::convert::{
-    Any, Given, Text, entry, integer, integers, list, number, refuse, same_length, text, text_list, truths, type_name,
-    utf8,
+    Any, Given, Text, entry, integer, integers, list, number, refuse, same_count, same_length, text, text_list, truths,
+    type_name, utf8,
 };
-use crate::{Admission, Estimator, each_text, find_estimator, measure};
-
-/// How one column counts: a kernel's estimator, or any Python object with `key` and `many`.
-struct Counter {
-    key: String,
-    kind: Kind,
-}
-
-enum Kind {
-    Native(estimate::Estimator),
-    Python(Py<PyAny>),
-}
+use crate::{Admission, each_text};
 
 type Kernel = ledger::Ledger<Py<PyString>>;
+type Entry<'a> = ledger::Entry<'a, Py<PyString>>;
 
 struct State {
     counters: Vec<Arc<Counter>>,
     kernel: Kernel,
-}
-
-/// What an entry measures: a text, or the fixed cost of something else.
-enum Item<'py> {
-    Text(Text<'py>),
-    Fixed(i64),
-}
-
-impl<'py> Item<'py> {
-    fn text(&self) -> Option<Text<'py>> {
-        match self {
-            Self::Text(text) => Some(text.clone()),
-            Self::Fixed(_) => None,
-        }
-    }
-}
-
-type Division = Option<Box<[usize]>>;
-
-/// Everything about an entry but its tokens.
-struct Entry {
-    content: Content<Py<PyString>>,
-    row: Row,
-    rank: (i64, bool),
-    division: Division,
 }
 
 /// What callers say of an entry beside its texts.
@@ -74,90 +40,28 @@ pub(crate) struct Ledger(Mutex<State>);
 impl<'py> Facts<'py> {
     fn read(name: &Given<'py>, priority: &Given<'py>, evictable: &Given<'py>, source: &Given<'py>) -> PyResult<Self> {
         Ok(Self {
-            name: name.read(|name| text(name, || "name".into()))?,
+            name: name.read(|name| text(name, "name"))?,
             priority: priority.read(|rank| number(rank, "priority"))?.unwrap_or(0),
             evictable: evictable.read(PyAnyMethods::is_truthy)?.unwrap_or(true),
-            source: source.read(|source| text(source, || "source".into()))?,
+            source: source.read(|source| text(source, "source"))?,
         })
     }
 
-    fn entry(self, content: Content<Py<PyString>>, division: Division) -> PyResult<Entry> {
-        let bytes =
-            |text: &Option<Text<'py>>| text.as_ref().map_or_else(|| Ok(Vec::new()), |text| utf8(text).map(Into::into));
-        let row = Row::new(&bytes(&self.name)?, self.priority, &bytes(&self.source)?, self.evictable);
-        Ok(Entry { content, row, rank: (self.priority, self.evictable), division })
+    fn entry(&self, content: Content<Py<PyString>>, division: Division) -> PyResult<Entry<'_>> {
+        let (name, source) = (bytes(self.name.as_ref())?, bytes(self.source.as_ref())?);
+        let &Self { priority, evictable, .. } = self;
+        Ok(Entry { content, name, source, priority, evictable, division })
     }
 }
 
-impl Counter {
-    fn new(given: &Any<'_>) -> PyResult<Arc<Self>> {
-        let native = match given.cast::<PyString>() {
-            Ok(name) => Some(find_estimator(name, None)?),
-            Err(_) => given.cast_exact::<Estimator>().ok().map(|native| native.get().0),
-        };
-        if let Some(estimator) = native {
-            return Ok(Arc::new(Self { key: estimator.key(), kind: Kind::Native(estimator) }));
-        }
-        if !given.hasattr("key")? || !given.hasattr("many")? {
-            let kind = type_name(given)?;
-            return refuse(format!("a column must be an estimator's name, or have key and many, not {kind}"));
-        }
-        let key = text(&given.getattr("key")?, || "estimator key".into())?.to_string();
-        Ok(Arc::new(Self { key, kind: Kind::Python(given.clone().unbind()) }))
-    }
-
-    /// The tokens of every entry.
-    fn sizes<'a>(
-        &self,
-        py: Python<'_>,
-        entries: &[Vec<Item<'_>>],
-        divisions: impl IntoIterator<Item = &'a Division>,
-    ) -> PyResult<Vec<Size>> {
-        let texts: Vec<_> = entries.iter().flatten().filter_map(Item::text).collect();
-        let counts = match &self.kind {
-            _ if texts.is_empty() => Vec::new(),
-            Kind::Native(estimator) => measure(*estimator, &texts)?,
-            Kind::Python(estimator) => {
-                let what = format!("estimator {}", self.key);
-                let many = texts.len();
-                same_length(integers(&estimator.bind(py).call_method1("many", (texts,))?, &what, 0)?, many, &what)?
-            }
-        };
-        let mut counts = counts.into_iter();
-        let mut count = |item: &Item<'_>| match item {
-            Item::Text(_) => counts.next().unwrap_or(0),
-            Item::Fixed(cost) => *cost,
-        };
-        let of_one = |(items, division): (&Vec<Item<'_>>, &Division)| {
-            let items: Vec<i64> = items.iter().map(&mut count).collect();
-            sized(&items, division.as_deref())
-                .map_or_else(|| refuse(format!("tokens of one entry must be from 0 to {}", i64::MAX)), Ok)
-        };
-        entries.iter().zip(divisions).map(of_one).collect()
-    }
-}
-
-fn items<'py>(values: &Any<'py>, what: &str) -> PyResult<Vec<Item<'py>>> {
-    list(values, what, |i, value| match value.cast::<PyString>() {
-        Ok(_) => text(&value, String::new).map(Item::Text),
-        Err(_) => integer(&value, 0, || format!("{what}[{i}]")).map(Item::Fixed),
-    })
-}
-
-fn division(parts: Option<&Any<'_>>, many: usize) -> PyResult<Division> {
-    let Some(parts) = parts else { return Ok(None) };
-    let sizes = integers(parts, "parts", 0)?;
-    let sum: i128 = sizes.iter().map(|&size| i128::from(size)).sum();
-    if usize::try_from(sum).ok() != Some(many) {
-        return refuse(format!("parts has {sum} texts, but the entry has {many}"));
-    }
-    Ok(Some(sizes.into_iter().filter_map(|size| usize::try_from(size).ok()).collect()))
+fn bytes<'a>(text: Option<&'a Text<'_>>) -> PyResult<Cow<'a, [u8]>> {
+    text.map_or(Ok(Cow::Borrowed(&[])), utf8)
 }
 
 impl State {
     fn column(&self, wanted: Option<&Any<'_>>) -> PyResult<usize> {
         let Some(wanted) = wanted else { return Ok(0) };
-        let wanted = text(wanted, || "column".into())?;
+        let wanted = text(wanted, "column")?;
         let name = wanted.to_str().unwrap_or_default();
         let same = |counter: &Arc<Counter>| counter.key == name || counter.key.split('/').next() == Some(name);
         let Some(found) = self.counters.iter().position(same) else {
@@ -188,36 +92,33 @@ impl Ledger {
         self.0.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Measures in every column without the lock, as an estimator may be Python's, then does `then` with the sizes under it.
-    fn measured<'a, T>(
+    /// The sizes of entries in every column, and the state to put them in. Measured without the lock, as an estimator may be
+    /// Python's.
+    fn measured<'a>(
         &self,
         py: Python<'_>,
-        entries: &[Vec<Item<'_>>],
+        items: &Items<'_>,
         divisions: impl Iterator<Item = &'a Division> + Clone,
-        then: impl FnOnce(&mut State, Vec<Vec<Size>>) -> T,
-    ) -> PyResult<T> {
+    ) -> PyResult<(MutexGuard<'_, State>, Vec<Vec<Size>>)> {
         loop {
             let counters = self.lock(py).counters.clone();
-            let of_one = |counter: &Arc<Counter>| counter.sizes(py, entries, divisions.clone());
+            let of_one = |counter: &Arc<Counter>| counter.sizes(py, items, divisions.clone());
             let sizes = counters.iter().map(of_one).collect::<PyResult<Vec<_>>>()?;
-            let mut state = self.lock(py);
+            let state = self.lock(py);
             if state.counters.len() == counters.len() {
-                return Ok(then(&mut state, sizes));
+                return Ok((state, sizes));
             }
         }
     }
 
-    fn add(&self, py: Python<'_>, texts: &[Vec<Item<'_>>], entries: Vec<Entry>) -> PyResult<usize> {
-        let divisions: Vec<Division> = entries.iter().map(|entry| entry.division.clone()).collect();
-        self.measured(py, texts, divisions.iter(), |state, sizes| {
-            let first = state.kernel.len();
-            let mut columns: Vec<_> = sizes.into_iter().map(Vec::into_iter).collect();
-            for entry in entries {
-                let sizes = columns.iter_mut().filter_map(Iterator::next);
-                state.kernel.append(sizes, entry.content, entry.row, entry.rank, entry.division);
-            }
-            first
-        })
+    fn add(&self, py: Python<'_>, items: &Items<'_>, entries: Vec<Entry<'_>>) -> PyResult<usize> {
+        let (mut state, sizes) = self.measured(py, items, entries.iter().map(|entry| &entry.division))?;
+        let first = state.kernel.len();
+        let mut columns: Vec<_> = sizes.into_iter().map(Vec::into_iter).collect();
+        for entry in entries {
+            state.kernel.append(entry, columns.iter_mut().filter_map(Iterator::next));
+        }
+        Ok(first)
     }
 
     /// What `read` finds in the kernel, once the contents that it misses up to entry `i` have been hashed.
@@ -272,11 +173,11 @@ impl Ledger {
         source: Given<'_>,
         parts: Option<&Any<'_>>,
     ) -> PyResult<usize> {
-        let items = items(texts, "texts")?;
-        let content = Content::Pending(text(content, || "content".into())?.unbind());
+        let items = Items::of_one(texts)?;
+        let content = Content::Pending(text(content, "content")?.unbind());
         let facts = Facts::read(&name, &priority, &evictable, &source)?;
-        let division = division(parts, items.len())?;
-        self.add(py, &[items], vec![facts.entry(content, division)?])
+        let division = division(parts, items.items())?;
+        self.add(py, &items, vec![facts.entry(content, division)?])
     }
 
     #[pyo3(signature = (texts, contents, *, names=None, priorities=None, evictable=None, sources=None))]
@@ -291,21 +192,22 @@ impl Ledger {
         evictable: Option<&Any<'_>>,
         sources: Option<&Any<'_>>,
     ) -> PyResult<usize> {
-        let items = list(texts, "texts", |i, entry| items(&entry, &format!("texts[{i}]")))?;
-        let many = items.len();
+        let items = Items::of_many(texts)?;
+        let many = items.entries();
         let contents = same_length(text_list(contents, "contents")?, many, "contents")?;
         let names = each(names, many, "names", |names| text_list(names, "names"))?;
         let priorities = each(priorities, many, "priorities", |ranks| integers(ranks, "priorities", i64::MIN))?;
         let evictable = each(evictable, many, "evictable", |values| truths(values, "evictable"))?;
         let sources = each(sources, many, "sources", |sources| text_list(sources, "sources"))?;
         let entry = |(i, content): (usize, Text<'_>)| {
-            let facts = Facts {
-                name: names.as_ref().map(|names| names[i].clone()),
+            Ok(Entry {
+                content: Content::Pending(content.unbind()),
+                name: bytes(names.as_ref().map(|names| &names[i]))?,
+                source: bytes(sources.as_ref().map(|sources| &sources[i]))?,
                 priority: priorities.as_ref().map_or(0, |priorities| priorities[i]),
                 evictable: evictable.as_ref().is_none_or(|evictable| evictable[i]),
-                source: sources.as_ref().map(|sources| sources[i].clone()),
-            };
-            facts.entry(Content::Pending(content.unbind()), None)
+                division: None,
+            })
         };
         let entries = contents.into_iter().enumerate().map(entry).collect::<PyResult<_>>()?;
         self.add(py, &items, entries)
@@ -327,24 +229,25 @@ impl Ledger {
         let Ok(mapping) = tokens.cast::<PyMapping>() else {
             return refuse(format!("tokens must be a mapping, not {}", type_name(tokens)?));
         };
-        let digest = text(digest, || "digest".into())?;
+        let digest = text(digest, "digest")?;
         let Some(digest) = digest.to_str().ok().and_then(|digest| from_hex(digest.as_bytes())) else {
             return refuse("digest must be 64 lower-case hex digits".into());
         };
-        let entry = Facts::read(&name, &priority, &evictable, &source)?.entry(Content::Known(digest), None)?;
+        let facts = Facts::read(&name, &priority, &evictable, &source)?;
+        let entry = facts.entry(Content::Known(digest), None)?;
         loop {
             let counters = self.lock(py).counters.clone();
             let size = |counter: &Arc<Counter>| {
                 if !mapping.contains(&counter.key)? {
                     return refuse(format!("tokens has no value for column {}", counter.key));
                 }
-                let what = || format!("tokens of column {}", counter.key);
+                let what = format_args!("tokens of column {}", counter.key);
                 Ok((integer(&mapping.get_item(&counter.key)?, 0, what)?, None))
             };
             let sizes = counters.iter().map(size).collect::<PyResult<Vec<Size>>>()?;
             let mut state = self.lock(py);
             if state.counters.len() == sizes.len() {
-                return Ok(state.kernel.append(sizes, entry.content, entry.row, entry.rank, None));
+                return Ok(state.kernel.append(entry, sizes));
             }
         }
     }
@@ -358,25 +261,25 @@ impl Ledger {
         content: &Any<'_>,
         parts: Option<&Any<'_>>,
     ) -> PyResult<()> {
-        let items = items(texts, "texts")?;
-        let content = text(content, || "content".into())?.unbind();
-        let division = division(parts, items.len())?;
+        let items = Items::of_one(texts)?;
+        let content = text(content, "content")?.unbind();
+        let division = division(parts, items.items())?;
         let i = entry(number(i, "index")?, self.len(py))?;
-        self.measured(py, &[items], std::iter::once(&division.clone()), |state, sizes| {
-            state.kernel.set_text(i, sizes.into_iter().flatten(), content, division);
-        })
+        let (mut state, sizes) = self.measured(py, &items, std::iter::once(&division))?;
+        state.kernel.set_text(i, sizes.into_iter().flatten(), content, division);
+        Ok(())
     }
 
     fn add_column(&self, py: Python<'_>, estimator: &Any<'_>, texts: &Any<'_>) -> PyResult<()> {
-        let items = list(texts, "texts", |i, entry| items(&entry, &format!("texts[{i}]")))?;
+        let items = Items::of_many(texts)?;
         let divisions = self.lock(py).kernel.divisions().to_vec();
-        let items = same_length(items, divisions.len(), "texts")?;
+        same_count(items.entries(), divisions.len(), "texts")?;
         let counter = Counter::new(estimator)?;
         self.lock(py).check(&counter)?;
-        for (i, (items, division)) in items.iter().zip(&divisions).enumerate() {
-            let sum = division.as_ref().map_or(items.len(), |division| division.iter().sum());
-            if sum != items.len() {
-                return refuse(format!("texts[{i}] has {} texts, but its parts have {sum}", items.len()));
+        for (i, (many, division)) in items.lengths().zip(&divisions).enumerate() {
+            let sum = division.as_ref().map_or(many, |division| division.iter().sum());
+            if sum != many {
+                return refuse(format!("texts[{i}] has {many} texts, but its parts have {sum}"));
             }
         }
         let sizes = counter.sizes(py, &items, &divisions)?;
@@ -446,7 +349,7 @@ impl Ledger {
     }
 
     fn bitmap<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let found = self.lock(py).kernel.last().map(rune_kernels::admission::Admission::bitmap);
+        let found = self.lock(py).kernel.last().map(admission::Admission::bitmap);
         Ok(PyBytes::new(py, &admitted(found)?))
     }
 

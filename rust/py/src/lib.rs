@@ -1,5 +1,6 @@
 //! The Python module `rune._native`: converts types and calls `rune-kernels`, nothing else.
 
+mod columns;
 mod convert;
 mod ledger;
 
@@ -49,7 +50,7 @@ impl Estimator {
     }
 
     fn __call__(&self, text: &Any<'_>) -> PyResult<i64> {
-        let text = convert::text(text, || "text".into())?;
+        let text = convert::text(text, "text")?;
         Ok(measure(self.0, &[text])?[0])
     }
 
@@ -132,7 +133,7 @@ impl Admission {
 }
 
 #[pymodule(gil_used = false)]
-#[expect(clippy::wildcard_imports, reason = "the module is this file")]
+#[allow(clippy::wildcard_imports, reason = "the module is this file")]
 mod _native {
     use super::*;
 
@@ -147,7 +148,7 @@ mod _native {
 
     #[pyfunction]
     fn chars4(text: &Any<'_>) -> PyResult<usize> {
-        Ok(convert::text(text, || "text".into())?.len()? / 4)
+        Ok(convert::text(text, "text")?.len()? / 4)
     }
 
     #[pyfunction]
@@ -158,13 +159,13 @@ mod _native {
     #[pyfunction]
     #[pyo3(signature = (name, vocab_size=None))]
     fn get_estimator(name: &Any<'_>, vocab_size: Option<&Any<'_>>) -> PyResult<Estimator> {
-        let vocab_size = vocab_size.map(|size| integer(size, 1, || "vocab_size".into())).transpose()?;
-        find_estimator(&text(name, || "name".into())?, vocab_size).map(Estimator)
+        let vocab_size = vocab_size.map(|size| integer(size, 1, "vocab_size")).transpose()?;
+        find_estimator(&text(name, "name")?, vocab_size).map(Estimator)
     }
 
     #[pyfunction]
     fn digest(text: &Any<'_>) -> PyResult<String> {
-        let text = convert::text(text, || "text".into())?;
+        let text = convert::text(text, "text")?;
         Ok(sha::hex(&each_text(text.py(), &[text], sha::digest)?[0]))
     }
 
@@ -194,7 +195,11 @@ mod _native {
 fn divided(parts: &Any<'_>, sizes: &[i64]) -> PyResult<Vec<admission::Parts>> {
     let given = same_length(list(parts, "parts", |_, part| Ok(part))?, sizes.len(), "parts")?;
     let of_one = |(i, part): (usize, &Any<'_>)| {
-        if part.is_none() { Ok(None) } else { integers(part, &format!("parts[{i}]"), 0).map(|part| Some(part.into())) }
+        if part.is_none() {
+            Ok(None)
+        } else {
+            integers(part, format_args!("parts[{i}]"), 0).map(|part| Some(part.into()))
+        }
     };
     let found: Vec<admission::Parts> = given.iter().enumerate().map(of_one).collect::<PyResult<_>>()?;
     for (i, part) in found.iter().enumerate() {
