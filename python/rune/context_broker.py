@@ -14,27 +14,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rune.context.assembly import Offer, admit_offers, measure
-from rune.context.blocks import ContributionBlock, Entry, LedgerEntry
-from rune.context.broker_trace import build_trace, token_usage
-from rune.context.budget import Budget, budget_of, check_window, overflow, window_for
-from rune.context.capsule import AttentionCapsule, CapsuleBlock
+from rune.context.blocks import Entry, LedgerEntry, ledger_entries
+from rune.context.broker_trace import token_usage
+from rune.context.budget import Budget, budget_of, check_window, window_for
+from rune.context.capsule import AttentionCapsule
 from rune.context.collect import (
     Assembly,
+    Collected,
     Contributor,
     Registration,
     assembling,
     collect,
     current_assembly,
-    lift_system,
 )
-from rune.context.layout import USER_BLOCK, assembly_order, check_layout, section_of
+from rune.context.layout import check_layout
+from rune.context.packing import Order, as_changed, pack
 from rune.context.timebox import TimeLimit
-from rune.context.turns import Turn
 from rune.errors import InvalidInput
 from rune.kernels import ESTIMATOR_NAMES, EstimatorLike, get_estimator
-from rune.messages import split_turns
-from rune.subsystem_health import current_degraded, record_failure, turn
+from rune.subsystem_health import record_failure, turn
 
 __all__ = [
     "COMPACTION_THRESHOLD",
@@ -124,24 +122,15 @@ class ContextBroker:
         Raises:
             InvalidInput: (a ValueError) a name registered twice, or a value of a wrong type.
         """
-        if not isinstance(name, str) or not name.strip():
-            raise InvalidInput("a contributor needs a name")
         if name in self._registrations:
             raise InvalidInput(f"a contributor named {name!r} is registered already")
-        if not callable(contributor):
-            raise InvalidInput(f"the contributor of {name!r} must be callable as (task, session)")
-        for value, what in ((bucket, "bucket"), (priority, "priority")):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidInput(f"the {what} of {name!r} must be an integer, not {type(value).__name__}")
-        if not isinstance(evictable, bool):
-            raise InvalidInput(f"evictable of {name!r} must be True or False")
-        self._registrations[name] = Registration(
+        self._registrations[name] = Registration.checked(
             name=name,
             contributor=contributor,
             bucket=bucket,
             priority=priority,
             evictable=evictable,
-            source=str(source),
+            source=source,
             per_model=per_model,
             inline=inline,
             position=len(self._registrations),
@@ -191,23 +180,13 @@ class ContextBroker:
         with turn() as health:
             warnings: list[str] = []
             budget = budget_of(window if window is not None else self._window(model_id, warnings))
-            entries = self._collect(
+            collected = self._collect(
                 self._registrations.values(), task, session, self._assembly(model_id, dry, budget, run)
             )
-            entries += self._ledger_entries(extra_blocks, entries)
-            return self._finish(
-                entries,
-                task=task,
-                session=session,
-                model_id=model_id,
-                dry=dry,
-                budget=budget,
-                estimator=self._resolve(self._estimator, model_id),
-                compaction=compaction,
-                warnings=warnings,
-                degraded=health.degraded,
-                started=started,
-            )
+            collected.entries += self._runtime_entries(extra_blocks, collected)
+            order = self._order(model_id, budget, self._resolve(self._estimator, model_id), dry=dry)
+            order = order._replace(task=task, session=session, compaction=compaction, warnings=warnings)
+            return self._finish(collected, order, health.degraded, started)
 
     def readmit(
         self,
@@ -235,34 +214,25 @@ class ContextBroker:
             warnings: list[str] = []
             model = capsule.model_id if model_id is None else model_id
             room = self._room(capsule, budget, window)
-            entries = [_as_changed(entry, capsule) for entry in capsule.entries]
+            collected = Collected([as_changed(entry, capsule) for entry in capsule.entries], dict(capsule.facts))
             if model != capsule.model_id:
                 per_model = [r for r in self._registrations.values() if r.per_model]
                 anew = {r.name for r in per_model}
                 fresh = self._collect(per_model, capsule.task, capsule.session, self._assembly(model, dry, room, run))
-                entries = [e for e in entries if e.name not in anew] + fresh
+                collected.entries = [e for e in collected.entries if e.name not in anew] + fresh.entries
+                collected.facts |= fresh.facts
             if extra_blocks is not None:
-                entries = [e for e in entries if e.section != "ledger"]
-                entries += self._ledger_entries(extra_blocks, entries)
-            chosen: EstimatorLike | EstimatorChoice = estimator if estimator is not None else self._estimator
+                collected.entries = [e for e in collected.entries if e.section != "ledger"]
+                collected.entries += self._runtime_entries(extra_blocks, collected)
+            chosen: EstimatorChoice = estimator if estimator is not None else self._estimator
             if estimator is None and model == capsule.model_id:
                 chosen = capsule.estimator
             for name in capsule.degraded:
                 if name not in health.degraded:
                     health.degraded.append(name)
-            readmitted, trace = self._finish(
-                entries,
-                task=capsule.task,
-                session=capsule.session,
-                model_id=model,
-                dry=dry,
-                budget=room,
-                estimator=self._resolve(chosen, model),
-                compaction=compaction,
-                warnings=warnings,
-                degraded=health.degraded,
-                started=started,
-            )
+            order = self._order(model, room, self._resolve(chosen, model), dry=dry)
+            order = order._replace(task=capsule.task, session=capsule.session, compaction=compaction, warnings=warnings)
+            readmitted, trace = self._finish(collected, order, health.degraded, started)
             trace["ext"]["readmitted"] = {
                 "model_id": capsule.model_id,
                 "window": capsule.window,
@@ -282,7 +252,7 @@ class ContextBroker:
             from rune.transports.discovery import context_length
 
             return check_window(context_length(model_id))
-        except Exception as exc:  # noqa: BLE001 — whatever an injected function raises, the turn goes on
+        except Exception as exc:  # whatever an injected function raises, the turn goes on
             record_failure("context_discovery", exc, tier=1)
             warnings.append(f"the window of {model_id!r} could not be found out; {_FALLBACK_WINDOW} is assumed")
             return _FALLBACK_WINDOW
@@ -308,12 +278,10 @@ class ContextBroker:
             run=dict(run or {}),
         )
 
-    def _resolve(self, choice: EstimatorChoice | EstimatorLike, model_id: str) -> EstimatorLike:
-        if not isinstance(choice, str) and not hasattr(choice, "many"):
-            choice = choice(model_id)
-        if isinstance(choice, str):
-            return get_estimator(choice, self._vocabulary(model_id))
-        return choice
+    def _resolve(self, choice: EstimatorChoice, model_id: str) -> EstimatorLike:
+        found: Any = choice if isinstance(choice, str) or hasattr(choice, "many") else choice(model_id)
+        estimator: EstimatorLike = get_estimator(found, self._vocabulary(model_id)) if isinstance(found, str) else found
+        return estimator
 
     def _vocabulary(self, model_id: str) -> int | None:
         return None if self._vocab_size is None else self._vocab_size(model_id)
@@ -323,157 +291,37 @@ class ContextBroker:
         name = "script" if first.key.startswith("chars4/") else "chars4"
         return get_estimator(name, self._vocabulary(model_id)) if name in ESTIMATOR_NAMES else None
 
-    def _collect(
-        self, registrations: Iterable[Registration], task: Any, session: Any, assembly: Assembly
-    ) -> list[Entry]:
+    def _collect(self, registrations: Iterable[Registration], task: Any, session: Any, assembly: Assembly) -> Collected:
         if self._memory_off():
             registrations = [r for r in registrations if r.name not in MEMORY_BLOCK_NAMES]
         with assembling(assembly):
-            entries, system = collect(tuple(registrations), task, session, self._limit)
-        lift_system(entries, system, registered=len(self._registrations))
-        return entries
+            return collect(tuple(registrations), task, session, self._limit, lifted_position=len(self._registrations))
 
-    def _ledger_entries(self, extra_blocks: Iterable[LedgerEntry], entries: Sequence[Entry]) -> list[Entry]:
-        taken = {entry.name for entry in entries}
-        found = []
-        for position, extra in enumerate(extra_blocks):
-            if extra.name in taken or extra.name in self._registrations:
-                raise InvalidInput(f"there is a block named {extra.name!r} already")
-            if (extra.text is None) == (extra.tokens is None):
-                raise InvalidInput(f"the ledger entry {extra.name!r} needs either a text or tokens")
-            if extra.tokens is not None and extra.tokens < 0:
-                raise InvalidInput(f"the ledger entry {extra.name!r} cannot have {extra.tokens} tokens")
-            taken.add(extra.name)
-            found.append(
-                Entry(
-                    name=extra.name,
-                    priority=extra.priority,
-                    evictable=False,
-                    bucket=extra.bucket,
-                    source=extra.source,
-                    registered=len(self._registrations) + 1 + position,
-                    section="ledger",
-                    text=extra.text if extra.text is not None else extra.digest_text,
-                    fixed=extra.tokens,
-                )
-            )
-        return found
+    def _runtime_entries(self, extra_blocks: Iterable[LedgerEntry], collected: Collected) -> list[Entry]:
+        taken = {*self._registrations, *(entry.name for entry in collected.entries)}
+        return ledger_entries(extra_blocks, taken, len(self._registrations) + 1)
 
-    def _finish(
-        self,
-        collected: list[Entry],
-        *,
-        task: Any,
-        session: Any,
-        model_id: str,
-        dry: bool,
-        budget: Budget,
-        estimator: EstimatorLike,
-        compaction: Sequence[Any],
-        warnings: Sequence[str],
-        degraded: Sequence[str],
-        started: float,
-    ) -> tuple[AttentionCapsule, dict[str, Any]]:
-        """MEASURE, ADMIT, RENDER."""
-        entries = self._placed(collected)
-        sizes = measure(entries, estimator)
-        offers = [
-            Offer(sum(parts), e.priority, e.evictable, e.registered, e.section, parts if e.divisible else None)
-            for e, parts in zip(entries, sizes, strict=True)
-        ]
-        decision = admit_offers(offers, budget.budget, self.layout)
-        blocks = {
-            i: CapsuleBlock(
-                entry, kept=outcome.kept, tokens=outcome.tokens, reason=outcome.reason, estimator=estimator
-            )
-            for i, (entry, outcome) in enumerate(zip(entries, decision.outcomes, strict=True))
-            if outcome.admitted
-        }
-        capsule = AttentionCapsule(
-            list(blocks.values()),
-            model_id=model_id,
-            window=budget.window,
-            reserve=budget.reserve,
-            margin=budget.margin,
-            budget=budget.budget,
-            layout=self.layout,
-            estimator=estimator,
-            entries=entries,
-            task=task,
-            session=session,
-            degraded=degraded,
-        )
-        trace = build_trace(
+    def _order(self, model_id: str, budget: Budget, estimator: EstimatorLike, *, dry: bool) -> Order:
+        return Order(
             model_id=model_id,
             budget=budget,
-            entries=entries,
-            sizes=sizes,
-            decision=decision,
-            blocks=blocks,
             estimator=estimator,
             second=self._second(estimator, model_id),
             layout=self.layout,
             memory_names=MEMORY_BLOCK_NAMES,
-            compaction=compaction,
-            spans=capsule.system_spans(),
-            user_spans=capsule.user_spans(),
-            warnings=warnings,
+            dry=dry,
         )
-        if not decision.overflow and not dry:
-            for i, block in blocks.items():
-                if self.layout == "cache" and block.reason == "older_parts" and entries[i].on_cut is not None:
-                    self._tell_cut(entries[i], decision.outcomes[i].kept or 0)
+
+    def _finish(
+        self, collected: Collected, order: Order, degraded: Sequence[str], started: float
+    ) -> tuple[AttentionCapsule, dict[str, Any]]:
+        capsule, trace, error = pack(collected, order)
+        capsule.degraded = tuple(degraded)
         trace["degraded"] = list(degraded)
         trace["elapsed_ms"] = round((time.perf_counter() - started) * 1000, 3)
-        if decision.overflow:
-            mandatory = [i for i, entry in enumerate(entries) if not entry.evictable]
-            raise overflow(
-                budget,
-                [(entries[i].name, offers[i].tokens) for i in mandatory],
-                failed=None if decision.failed is None else mandatory.index(decision.failed),
-                used_before=decision.used_before,
-                trace=trace,
-            )
+        if error is not None:
+            raise error
         return capsule, trace
-
-    def _placed(self, collected: Sequence[Entry]) -> list[Entry]:
-        """The entries with their sections, in assembly order."""
-        # Notes stand behind the user's text; without one they have no message to stand in.
-        layout = self.layout if any(e.name == USER_BLOCK and e.turns is None for e in collected) else "seed"
-        placed = [
-            entry
-            if entry.section == "ledger"
-            else replace(
-                entry,
-                section=section_of(
-                    entry.name, layout=layout, has_messages=entry.turns is not None, evictable=entry.evictable
-                ),
-            )
-            for entry in collected
-        ]
-        return [placed[i] for i in assembly_order(placed, self.layout)]
-
-    @staticmethod
-    def _tell_cut(entry: Entry, kept: int) -> None:
-        try:
-            if entry.on_cut is not None:
-                entry.on_cut(kept)
-        except Exception as exc:  # noqa: BLE001 — a contributor's own code
-            record_failure(entry.name, exc, tier=1)
-
-
-def _as_changed(entry: Entry, capsule: AttentionCapsule) -> Entry:
-    """The entry with the content that its block has now, when that was changed through the capsule."""
-    if entry.name not in capsule:
-        return entry
-    block = capsule.block(entry.name)
-    if not block.changed:
-        return entry
-    if block.has_messages:
-        messages = block.rendered_messages()
-        turns = split_turns(messages) if entry.divisible else [messages]
-        return replace(entry, turns=[Turn(t) for t in turns])
-    return replace(entry, text=block.content, texts=None, divisible=False, images=list(block.images))
 
 
 # Log lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from rune.errors import InvalidInput
 from rune.kernels import EstimatorLike
 from rune.messages import IMAGE_TOKENS, Message, normalise, split_system
 
-__all__ = ["PART_SEPARATOR", "ContributionBlock", "Entry", "LedgerEntry", "is_empty", "make_entry"]
+__all__ = ["PART_SEPARATOR", "ContributionBlock", "Entry", "LedgerEntry", "is_empty", "ledger_entries", "make_entry"]
 
 PART_SEPARATOR = "\n"
 """Between the parts of a divisible text block; not counted."""
@@ -79,7 +79,6 @@ class Entry:
     fixed: int | None = None
     divisible: bool = False
     images: list[str] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
     on_cut: Callable[[int], None] | None = None
 
     @property
@@ -106,10 +105,11 @@ def is_empty(block: ContributionBlock) -> bool:
     if block.images:
         return False
     if block.parts is not None:
-        return all(isinstance(p, str) and not p.strip() or (not isinstance(p, str) and not p) for p in block.parts)
+        return not any(part.strip() if isinstance(part, str) else part for part in block.parts)
     if block.messages is not None:
         return not block.messages
-    return isinstance(block.content, str) and not block.content.strip()
+    text: Any = block.content  # may be anything: what is no text is an error later on, and not nothing
+    return text is None or (isinstance(text, str) and not text.strip())
 
 
 def _text(value: Any, what: str) -> str:
@@ -197,8 +197,37 @@ def make_entry(
             turns=content.turns,
             divisible=content.divisible,
             images=images,
-            extra=dict(block.extra or {}),
             on_cut=block.on_cut,
         ),
         content.system,
     )
+
+
+def ledger_entries(extra: Iterable[LedgerEntry], taken: set[str], registered: int) -> list[Entry]:
+    """The entries of what the runtime sends past the messages, registered from ``registered`` on.
+
+    Raises InvalidInput for a name that is taken, and for one without exactly one of text and tokens.
+    """
+    found: list[Entry] = []
+    for position, given in enumerate(extra):
+        if given.name in taken:
+            raise InvalidInput(f"there is a block named {given.name!r} already")
+        taken = {*taken, given.name}
+        if (given.text is None) == (given.tokens is None):
+            raise InvalidInput(f"the ledger entry {given.name!r} needs either a text or tokens")
+        if given.tokens is not None and given.tokens < 0:
+            raise InvalidInput(f"the ledger entry {given.name!r} cannot have {given.tokens} tokens")
+        found.append(
+            Entry(
+                name=given.name,
+                priority=given.priority,
+                evictable=False,
+                bucket=given.bucket,
+                source=given.source,
+                registered=registered + position,
+                section="ledger",
+                text=given.text if given.text is not None else given.digest_text,
+                fixed=given.tokens,
+            )
+        )
+    return found

@@ -12,7 +12,7 @@ from rune.context.capsule import CapsuleBlock
 from rune.context.layout import USER_BLOCK, Spans
 from rune.kernels import BACKEND, EstimatorLike
 
-__all__ = ["HISTORY_BLOCKS", "build_trace", "history_facts", "token_usage"]
+__all__ = ["HISTORY_BLOCKS", "build_trace", "token_usage"]
 
 HISTORY_BLOCKS = ("history", "history_summary")
 """Names of blocks that hold earlier turns, or what compaction made of them."""
@@ -33,6 +33,7 @@ def build_trace(
     compaction: Sequence[Any],
     spans: Spans,
     user_spans: Spans,
+    facts: Mapping[str, Mapping[str, Any]],
     warnings: Sequence[str],
 ) -> dict[str, Any]:
     """The trace without ``degraded`` and ``elapsed_ms``, which are filled in last. Entries are in assembly order.
@@ -101,8 +102,8 @@ def build_trace(
             "user_spans": user_spans,
             "estimates": _totals(ledger),
             "ledger": ledger,
-            "history": history_facts(entries, sizes, decision),
-            "extra": {e.name: dict(e.extra) for e in entries if e.extra and e.name not in HISTORY_BLOCKS},
+            "history": _history(entries, sizes, decision, facts.get(HISTORY_BLOCKS[0], {})),
+            "facts": {name: dict(found) for name, found in facts.items() if name != HISTORY_BLOCKS[0]},
             "dropped_units": units,
             "warnings": list(warnings),
         },
@@ -132,23 +133,26 @@ def _totals(ledger: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return totals
 
 
-def history_facts(
-    entries: Sequence[Entry], sizes: Sequence[Sequence[int]], decision: Decision
-) -> dict[str, Any] | None:
-    """Turns of the history block: in all, completed, offered, admitted, dropped here, incomplete ones; None without one."""
+def _history(
+    entries: Sequence[Entry], sizes: Sequence[Sequence[int]], decision: Decision, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Turns of the history block: in all, completed and incomplete (the contributor's facts), offered, admitted, dropped."""
+    offered = admitted = tokens_offered = tokens_admitted = 0
     for entry, parts, outcome in zip(entries, sizes, decision.outcomes, strict=True):
         if entry.name == HISTORY_BLOCKS[0] and entry.turns is not None:
             offered = len(entry.turns)
-            admitted = (offered if outcome.kept is None else outcome.kept) if outcome.admitted else 0
-            return {
-                **entry.extra,
-                "offered": offered,
-                "admitted": admitted,
-                "dropped": offered - admitted,
-                "tokens_offered": sum(parts),
-                "tokens_admitted": outcome.tokens if outcome.admitted else 0,
-            }
-    return None
+            tokens_offered = sum(parts)
+            if outcome.admitted:
+                admitted = offered if outcome.kept is None else outcome.kept
+                tokens_admitted = outcome.tokens
+    return {
+        **facts,
+        "offered": offered,
+        "admitted": admitted,
+        "dropped": offered - admitted,
+        "tokens_offered": tokens_offered,
+        "tokens_admitted": tokens_admitted,
+    }
 
 
 def token_usage(trace: Mapping[str, Any]) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Budget math: what of a window is left for the prompt, and the error for prompts that do not fit it.
 
-    window  = what the model holds
-    budget  = window - max(2048, window // 4)     reserve for the completion
-                     - window // 20               safety margin, 5 %
+window  = what the model holds
+budget  = window - max(2048, window // 4)     reserve for the completion
+                 - window // 20               safety margin, 5 %
 """
 
 from __future__ import annotations

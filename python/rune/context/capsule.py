@@ -196,6 +196,7 @@ class AttentionCapsule:
         entries: everything that was collected, dropped blocks too; what ``ContextBroker.readmit`` works on.
         task, session: what it was assembled from (None after ``from_dict``).
         degraded: names of subsystems that failed while it was assembled.
+        facts: what contributors said of themselves for the trace, by name.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class AttentionCapsule:
         task: Any = None,
         session: Any = None,
         degraded: Sequence[str] = (),
-        info: Mapping[str, Any] | None = None,
+        facts: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         self.blocks = tuple(blocks)
         self.model_id = model_id
@@ -227,7 +228,7 @@ class AttentionCapsule:
         self.task = task
         self.session = session
         self.degraded = tuple(degraded)
-        self.info = dict(info or {})
+        self.facts = dict(facts or {})
         self._by_name = {block.name: block for block in self.blocks}
 
     def block(self, name: str) -> CapsuleBlock:

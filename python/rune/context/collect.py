@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from rune.context.blocks import ContributionBlock, Entry, is_empty, make_entry
 from rune.context.timebox import TimeLimit
@@ -14,7 +14,16 @@ from rune.errors import InvalidInput
 from rune.kernels import digest
 from rune.subsystem_health import record_failure
 
-__all__ = ["SESSION_SYSTEM", "Assembly", "Contributor", "Registration", "collect", "current_assembly", "lift_system"]
+__all__ = [
+    "SESSION_SYSTEM",
+    "Assembly",
+    "Collected",
+    "Contributor",
+    "Registration",
+    "assembling",
+    "collect",
+    "current_assembly",
+]
 
 Contributor = Callable[[Any, Any], ContributionBlock | None]
 """``(task, session) -> ContributionBlock | None``; a plain text counts as the content of a block."""
@@ -38,12 +47,13 @@ class Assembly:
     run: Mapping[str, Any] = field(default_factory=dict)
 
 
-_current: ContextVar[Assembly] = ContextVar("rune_assembly", default=Assembly())
+_NONE = Assembly()
+_current: ContextVar[Assembly] = ContextVar("rune_assembly")
 
 
 def current_assembly() -> Assembly:
     """The assembly that the caller is collected for; outside of one, an assembly of empty values."""
-    return _current.get()
+    return _current.get(_NONE)
 
 
 @contextmanager
@@ -70,41 +80,80 @@ class Registration:
     inline: bool
     position: int
 
+    @classmethod
+    def checked(cls, **given: Any) -> Registration:
+        """A registration of values that are what they should be. Raises InvalidInput for one that is not."""
+        name = given["name"]
+        if not isinstance(name, str) or not name.strip():
+            raise InvalidInput("a contributor needs a name")
+        if not callable(given["contributor"]):
+            raise InvalidInput(f"the contributor of {name!r} must be callable as (task, session)")
+        for what in ("bucket", "priority"):
+            if type(given[what]) is not int:
+                raise InvalidInput(f"the {what} of {name!r} must be an integer, not {type(given[what]).__name__}")
+        for what in ("evictable", "per_model", "inline"):
+            if not isinstance(given[what], bool):
+                raise InvalidInput(f"{what} of {name!r} must be True or False")
+        if not isinstance(given["source"], str):
+            raise InvalidInput(f"the source of {name!r} must be a text")
+        return cls(**given)
+
+
+@dataclass(slots=True)
+class Collected:
+    """Entries in order of registration; facts for the trace by name, of contributors that contributed nothing too."""
+
+    entries: list[Entry] = field(default_factory=list)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
 
 def collect(
-    registrations: Iterable[Registration], task: Any, session: Any, limit: TimeLimit
-) -> tuple[list[Entry], list[tuple[Registration, str]]]:
-    """The entries of all contributors that contributed something, and system texts that came among messages.
+    registrations: Iterable[Registration], task: Any, session: Any, limit: TimeLimit, *, lifted_position: int
+) -> Collected:
+    """What all contributors contributed.
 
-    A contributor that raises, hangs or returns something else than a block is recorded as a T1 under its own name.
+    A contributor that raises, hangs or returns something else than a block is recorded as a T1 under its own name. System
+    texts that came among messages become a mandatory block of their own, registered at ``lifted_position``.
     """
-    entries: list[Entry] = []
+    collected = Collected()
     system: list[tuple[Registration, str]] = []
     for registration in registrations:
         try:
-            entry, texts = _ask(registration, task, session, limit)
+            block = _ask(registration, task, session, limit)
+            if block is None:
+                continue
+            if block.extra:
+                collected.facts[registration.name] = dict(block.extra)
+            entry, texts = _entry(registration, block)
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # SystemExit of a contributor must not end the process either
             record_failure(registration.name, exc, tier=1)
             continue
         if entry is not None:
-            entries.append(entry)
+            collected.entries.append(entry)
         system += ((registration, text) for text in texts)
-    return entries, system
+    if system:
+        _lift_system(collected.entries, system, lifted_position)
+    return collected
 
 
-def _ask(registration: Registration, task: Any, session: Any, limit: TimeLimit) -> tuple[Entry | None, list[str]]:
+def _ask(registration: Registration, task: Any, session: Any, limit: TimeLimit) -> ContributionBlock | None:
+    block: Any
     if registration.inline:
         block = registration.contributor(task, session)
     else:
         block = limit.call(registration.name, registration.contributor, task, session)
     if isinstance(block, str):
         block = ContributionBlock(content=block)
-    if block is None:
-        return None, []
-    if not isinstance(block, ContributionBlock):
-        raise InvalidInput(f"contributor {registration.name!r} returned {type(block).__name__}, not a ContributionBlock")
+    if block is not None and not isinstance(block, ContributionBlock):
+        raise InvalidInput(
+            f"contributor {registration.name!r} returned {type(block).__name__}, not a ContributionBlock"
+        )
+    return cast("ContributionBlock | None", block)
+
+
+def _entry(registration: Registration, block: ContributionBlock) -> tuple[Entry | None, list[str]]:
     if is_empty(block):
         return None, []
     return make_entry(
@@ -119,18 +168,15 @@ def _ask(registration: Registration, task: Any, session: Any, limit: TimeLimit) 
     )
 
 
-def lift_system(entries: list[Entry], system: Iterable[tuple[Registration, str]], registered: int) -> None:
+def _lift_system(entries: list[Entry], system: Iterable[tuple[Registration, str]], registered: int) -> None:
     """Adds system texts found among messages as one mandatory block behind the identity, each once.
 
     There is one system message, and it is never evicted: texts that some block holds already are left out.
     """
-    found = list(system)
-    if not found:
-        return
     known = {digest(entry.text.strip()) for entry in entries if entry.text is not None}
     texts: list[str] = []
     sources: list[str] = []
-    for registration, text in found:
+    for registration, text in system:
         key = digest(text.strip())
         if key not in known:
             known.add(key)
@@ -140,7 +186,9 @@ def lift_system(entries: list[Entry], system: Iterable[tuple[Registration, str]]
         return
     identity = min((entry.bucket for entry in entries if not entry.evictable), default=1)
     names = {entry.name for entry in entries}
-    name = next(n for n in (SESSION_SYSTEM, *(f"{SESSION_SYSTEM}_{i}" for i in range(2, len(names) + 3))) if n not in names)
+    name = next(
+        n for n in (SESSION_SYSTEM, *(f"{SESSION_SYSTEM}_{i}" for i in range(2, len(names) + 3))) if n not in names
+    )
     entries.append(
         Entry(
             name=name,
