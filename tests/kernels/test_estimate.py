@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kernel_strategies import ODD_TEXTS, Shouting
 
+from kernel_strategies import ODD_TEXTS, Shouting
 from rune.errors import InvalidInput
 
 SHARED = Path(os.environ.get("RUNE_SHARED", Path(__file__).parents[2] / ".." / "shared"))
@@ -43,10 +43,10 @@ def test_names_and_keys(kernels: ModuleType) -> None:
     for name in kernels.ESTIMATOR_NAMES:
         for vocab_size in (None, 1, 49_152, 256_000):
             estimator = kernels.get_estimator(name, vocab_size)
-            suffix = f":{estimator.variant}" if estimator.variant else ""
+            suffix = f"-{estimator.variant}" if estimator.variant else ""
             assert estimator.name == name
             assert estimator.version >= 1
-            assert estimator.key == f"{name}/{estimator.version}{suffix}"
+            assert estimator.key == f"{name}{suffix}/{estimator.version}"
             assert repr(estimator) == f"<Estimator {estimator.key}>"
 
 

@@ -15,10 +15,11 @@ contexts are decided, and the Rust table is written from it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["ASCII", "CLASSES", "RANGES", "SAME5", "State", "follow", "reachable", "slots", "utf8_length"]
+__all__ = ["ASCII", "CLASSES", "PUNCTUATION", "RANGES", "SAME5", "State", "class_of", "follow", "reachable", "slots", "utf8_length"]
 
 ASCII: dict[str, str] = {
     "vowel": "aeiouy",
@@ -44,15 +45,22 @@ RANGES: tuple[tuple[int, int, str], ...] = (
     (0x0300, 0x036F, "combining"),
     (0x0370, 0x03FF, "greek"),
     (0x0400, 0x042F, "cyrillic_upper"),
-    (0x0430, 0x045F, "cyrillic"),
+    (0x0430, 0x0449, "cyrillic"),
+    (0x044A, 0x044A, "cyrillic_rare"),
+    (0x044B, 0x044F, "cyrillic"),
+    (0x0450, 0x045F, "cyrillic_rare"),
     (0x0460, 0x052F, "other2"),
     (0x0530, 0x058F, "armenian"),
     (0x0590, 0x05FF, "hebrew"),
-    (0x0600, 0x06FF, "arabic"),
+    (0x0600, 0x0670, "arabic"),
+    (0x0671, 0x06FF, "arabic_rare"),
     (0x0700, 0x07FF, "other2"),
     (0x0800, 0x08FF, "other3"),
     (0x0900, 0x097F, "devanagari"),
-    (0x0980, 0x0DFF, "indic"),
+    (0x0980, 0x09FF, "bengali"),
+    (0x0A00, 0x0B7F, "indic"),
+    (0x0B80, 0x0BFF, "tamil"),
+    (0x0C00, 0x0DFF, "indic"),
     (0x0E00, 0x0E7F, "thai"),
     (0x0E80, 0x109F, "other3"),
     (0x10A0, 0x10FF, "georgian"),
@@ -65,7 +73,8 @@ RANGES: tuple[tuple[int, int, str], ...] = (
     (0x2030, 0x205E, "typographic"),
     (0x205F, 0x206F, "invisible"),
     (0x2070, 0x24FF, "symbol"),
-    (0x2500, 0x259F, "box"),
+    (0x2500, 0x257F, "box"),
+    (0x2580, 0x259F, "block"),
     (0x25A0, 0x27BF, "dingbat"),
     (0x27C0, 0x2BFF, "symbol"),
     (0x2C00, 0x2FFF, "other3"),
@@ -92,23 +101,36 @@ RANGES: tuple[tuple[int, int, str], ...] = (
 CLASSES: tuple[str, ...] = (*ASCII, "control", *dict.fromkeys(name for _, _, name in RANGES))
 
 _LETTERS = ("vowel", "consonant", "VOWEL", "CONSONANT")
-_PUNCTUATION = ("mark", "bracket", "operator")
+PUNCTUATION = ("mark", "bracket", "operator")
 _WHITE = ("space", "newline", "tab")
-_ACCENTED = ("accent", "accent_upper", "accent_rare", "vietnamese", "combining")
-# Scripts and signs before which some vocabularies cannot join the space to what follows.
-_SPACE_APART = ("space", "spaces", "line", "indent")
+_ACCENTS = ("accent", "accent_upper")
+_RARE_ACCENTS = ("accent_rare", "vietnamese", "combining")
+_AFTER_SPACE = ("space", "spaces", "indent")
+_FRESH = ("line", *_AFTER_SPACE)
 
 SAME5: dict[str, str] = {
     "space": "same5.space",
     "newline": "same5.white",
     "tab": "same5.white",
-    **dict.fromkeys(_PUNCTUATION, "same5.mark"),
+    **dict.fromkeys(PUNCTUATION, "same5.mark"),
     **dict.fromkeys(_LETTERS, "same5.letter"),
     "box": "same5.box",
+    "block": "same5.box",
     "typographic": "same5.box",
     "cjk_mark": "same5.box",
 }
 """The weight that a class takes from the fifth equal character in a row on; the other classes have no such rule."""
+
+
+_ASCII_CLASS = {char: name for name, chars in ASCII.items() for char in chars}
+_STARTS = [first for first, _, _ in RANGES]
+
+
+def class_of(point: int) -> str:
+    """The class of a code point, 0 to 0x10FFFF."""
+    if point < 0x80:
+        return _ASCII_CLASS.get(chr(point), "control")
+    return RANGES[bisect_right(_STARTS, point) - 1][2]
 
 
 def utf8_length(name: str) -> int:
@@ -121,7 +143,7 @@ class State(NamedTuple):
     """What stands before a character.
 
     ``kind`` is "line" (start of the text or of a line), "indent" (white space after that), "space" (one space),
-    "spaces" (more), "digit", "mark" (punctuation), "accent" (a Latin letter beyond ASCII), "other", "lower" or "upper".
+    "spaces" (more), "digit", "mark" (punctuation), "accent" or "rare_accent" (a Latin letter beyond ASCII), "other", "lower" or "upper".
     After letters, ``letters`` counts those of the word so far (4: four or more; a capital after a small letter begins a
     new word) and ``consonants`` those in a row at the end (3: three or more).
     """
@@ -152,41 +174,47 @@ def follow(state: State, cls: str) -> State:
         return State("spaces" if state.kind in ("space", "spaces") or cls == "tab" else "space")
     if cls == "digit":
         return State("digit")
-    if cls in _PUNCTUATION:
+    if cls in PUNCTUATION:
         return State("mark")
-    return State("accent" if cls in _ACCENTED else "other")
+    return State("accent" if cls in _ACCENTS else "rare_accent" if cls in _RARE_ACCENTS else "other")
 
 
 def slots(state: State, cls: str) -> tuple[str, ...]:
-    """The names of the weights that a character of class ``cls`` adds in ``state``."""
+    """The names of the weights that a character of class ``cls`` adds in ``state``.
+
+    Digits and other scripts after a space add a second one: some vocabularies cannot join the space to what follows. The
+    fit keeps that weight and the space's own within the one token that the space can cost.
+    """
     before = state.kind
     if cls in _LETTERS:
         case = "upper" if cls.isupper() else "lower"
-        if cls.lower() == "consonant" and state.consonants >= 3:
-            return (f"{case}.cluster",)
+        if cls.lower() == "consonant" and state.consonants >= 2:
+            return (f"{case}.cluster" if state.consonants >= 3 else f"{case}.third",)
         if before in ("lower", "upper"):
             if case == "upper":
-                return (f"upper.after_{before}",)
+                return ("upper.hump" if before == "lower" and state.letters > 2 else f"upper.after_{before}",)
+            if before == "upper" and state.letters > 1:
+                return ("lower.after_upper",)
             return ("lower.5+" if state.letters >= 4 else "lower.2-4",)
-        if before in ("digit", "mark", "accent"):
+        if before in ("digit", "mark", "accent", "rare_accent", "other"):
             return (f"{case}.after_{before}",)
         return (f"{case}.first",)
     if cls == "digit":
-        return ("digit", "digit.after_space") if before in _SPACE_APART else ("digit",)
-    if cls in _PUNCTUATION:
-        place = {"lower": "letter", "upper": "letter", "accent": "letter", "other": "letter"}.get(before, before)
-        return (f"{cls}.after_{'space' if place in _SPACE_APART else place}",)
+        return ("digit", "digit.after_space") if before in _AFTER_SPACE else ("digit",)
+    if cls in PUNCTUATION:
+        place = "space" if before in _FRESH else before if before in ("digit", "mark") else "letter"
+        return (f"{cls}.after_{place}",)
     if cls == "space":
         if before in ("line", "indent"):
             return ("space.indent",)
         if before in ("space", "spaces"):
             return ("space.run",)
-        return (f"space.after_{before}",) if before in ("mark", "digit") else ("space",)
+        return (f"space.after_{before}",) if before in ("mark", "digit", "rare_accent", "other") else ("space",)
     if cls in ("newline", "tab"):
         if before == "line":
             return (f"{cls}.run",)
-        return (f"{cls}.after_space",) if before in _SPACE_APART else (cls,)
-    if before in _SPACE_APART and cls not in _ACCENTED:
+        return (f"{cls}.after_space",) if before in _FRESH else (cls,)
+    if before in _AFTER_SPACE and cls not in _ACCENTS + _RARE_ACCENTS:
         return (cls, "other.after_space")
     return (cls,)
 

@@ -25,10 +25,10 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    /// `chars4/1`, `name/version:variant`: the name of the column in ledgers and traces.
+    /// `chars4/1`, `script-large/1`: the name of the column in ledgers and traces.
     pub fn key(&self) -> String {
         let Self { name, version, variant, .. } = self;
-        if variant.is_empty() { format!("{name}/{version}") } else { format!("{name}/{version}:{variant}") }
+        if variant.is_empty() { format!("{name}/{version}") } else { format!("{name}-{variant}/{version}") }
     }
 
     /// Tokens of a text of `chars` code points, when those are all that matters.
@@ -65,7 +65,8 @@ pub fn get_estimator(name: &str, vocab_size: Option<i64>) -> Option<Estimator> {
         "chars4" => Some(Estimator { name: "chars4", version: 1, variant: "", measure: Measure::Length(chars4) }),
         "script" => {
             let large = vocab_size.is_some_and(|entries| entries >= LARGE_VOCABULARY);
-            let (variant, measure): (_, fn(&[u8]) -> u64) = if large { ("large", script_large) } else { ("small", script_small) };
+            let (variant, measure): (_, fn(&[u8]) -> u64) =
+                if large { ("large", script_large) } else { ("small", script_small) };
             Some(Estimator { name: "script", version: script_table::VERSION, variant, measure: Measure::Text(measure) })
         }
         _ => None,
@@ -111,7 +112,7 @@ mod tests {
     fn keys_tell_variants_apart() {
         let text =
             Estimator { name: "n", version: 2, variant: "v", measure: Measure::Text(|bytes| bytes.len() as u64) };
-        assert_eq!(text.key(), "n/2:v");
+        assert_eq!(text.key(), "n-v/2");
         assert_eq!((text.by_length(3), text.by_text(b"abc")), (None, 3));
     }
 

@@ -4,39 +4,40 @@
 //! character's entry holds its weight and the state that follows; equal characters in a row have weights of their own.
 
 use crate::estimate::code_points;
+pub use crate::script_table::DIGEST;
 use crate::script_table::{AFTER, ASCII, CLASSES, LARGE, NO_RULE, RANGES, SMALL, STATES};
 
 /// One table of weights, in 1/128 token.
-pub struct Table {
+pub(crate) struct Table {
     /// By state and class.
-    pub weight: [[u16; CLASSES]; STATES],
+    pub(crate) weight: [[u16; CLASSES]; STATES],
     /// By class: the weight from the second equal character in a row on.
-    pub same: [u16; CLASSES],
+    pub(crate) same: [u16; CLASSES],
     /// By class: the weight from the fifth equal character in a row on.
-    pub same5: [u16; CLASSES],
+    pub(crate) same5: [u16; CLASSES],
 }
 
 /// From this many entries on, a vocabulary takes the table of the large ones.
 pub const LARGE_VOCABULARY: i64 = 100_000;
 const UNIT: u64 = 128;
+// Both are powers of two, so that a mask stands for the check of bounds.
 const ROW: usize = 64;
+const ROWS: usize = 64;
+const _: () = assert!(CLASSES <= ROW && STATES <= ROWS);
 
-/// The entry of a character in a state is `entries[state * ROW + class]`: the weight above, the next `state * ROW` in the
-/// low 16 bits.
+/// The entry of a character in a state is `entries[state * ROW + class]`: the weight above, the next state in the low 8 bits.
 struct Machine {
-    entries: [u32; STATES * ROW],
+    entries: [u32; ROWS * ROW],
     same: [[u16; ROW]; 2],
 }
 
 const fn machine(table: &Table) -> Machine {
-    assert!(CLASSES <= ROW);
-    let mut built = Machine { entries: [0; STATES * ROW], same: [[NO_RULE; ROW]; 2] };
+    let mut built = Machine { entries: [0; ROWS * ROW], same: [[NO_RULE; ROW]; 2] };
     let mut state = 0;
     while state < STATES {
         let mut class = 0;
         while class < CLASSES {
-            let after = AFTER[state][class] as u32 * ROW as u32;
-            built.entries[state * ROW + class] = (table.weight[state][class] as u32) << 16 | after;
+            built.entries[state * ROW + class] = (table.weight[state][class] as u32) << 8 | AFTER[state][class] as u32;
             class += 1;
         }
         state += 1;
@@ -50,6 +51,7 @@ const fn machine(table: &Table) -> Machine {
     built
 }
 
+#[expect(clippy::large_stack_arrays, reason = "worked out by the compiler")]
 const fn first_plane() -> [u8; 0x1_0000] {
     let mut classes = [0; 0x1_0000];
     let mut point = 0;
@@ -75,30 +77,28 @@ static SMALL_MACHINE: Machine = machine(&SMALL);
 static FIRST_PLANE: [u8; 0x1_0000] = first_plane();
 
 fn class_of(point: u32) -> usize {
-    match FIRST_PLANE.get(point as usize) {
-        Some(&class) => usize::from(class),
-        None => {
-            let range = RANGES.partition_point(|&(first, _, _)| first <= point);
-            usize::from(RANGES[range.saturating_sub(1)].2)
-        }
+    if let Some(&class) = FIRST_PLANE.get(point as usize) {
+        return usize::from(class);
     }
+    let range = RANGES.partition_point(|&(first, _, _)| first <= point);
+    usize::from(RANGES[range.saturating_sub(1)].2)
 }
 
 /// Where a walk stands: what came before the next character.
 #[derive(Default)]
 struct Walk {
-    row: usize,
+    state: usize,
     last: u32,
     run: u32,
     total: u64,
 }
 
 impl Walk {
-    #[inline(always)]
+    #[inline]
     fn step(&mut self, machine: &Machine, point: u32, class: usize) {
-        let entry = machine.entries[(self.row + class) % machine.entries.len()];
-        self.row = (entry & 0xFFFF) as usize;
-        let mut weight = entry >> 16;
+        let entry = machine.entries[(self.state * ROW + class) % (ROWS * ROW)];
+        self.state = (entry & 0xFF) as usize;
+        let mut weight = entry >> 8;
         if point == self.last && self.run > 0 {
             self.run += 1;
             let again = machine.same[usize::from(self.run >= 5)][class % ROW];

@@ -4,16 +4,16 @@
 
 use crate::estimate_script::Table;
 
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 pub const DIGEST: &str = "28ae4bf6a97d3fbafabda6a0227fdd5e8a38b8e2d4065820eed463f3dd8fde99";
-pub const CLASSES: usize = 48;
-pub const STATES: usize = 39;
+pub(crate) const CLASSES: usize = 48;
+pub(crate) const STATES: usize = 39;
 /// Stands where a class has no rule for equal characters in a row.
-pub const NO_RULE: u16 = 0xFFFF;
+pub(crate) const NO_RULE: u16 = 0xFFFF;
 
 /// The class of each ASCII character.
 #[rustfmt::skip]
-pub const ASCII: [u8; 128] = [
+pub(crate) const ASCII: [u8; 128] = [
     11, 11, 11, 11, 11, 11, 11, 11, 11, 7, 6, 7, 7, 6, 11, 11,
     11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11, 11,
     5, 8, 9, 10, 10, 10, 10, 8, 9, 9, 10, 10, 8, 8, 8, 8,
@@ -26,7 +26,7 @@ pub const ASCII: [u8; 128] = [
 
 /// First and last code point of a range, and its class; from U+0080 on without a gap.
 #[rustfmt::skip]
-pub const RANGES: [(u32, u32, u8); 58] = [
+pub(crate) const RANGES: [(u32, u32, u8); 58] = [
     (0x0080, 0x00BF, 12), // latin_sign
     (0x00C0, 0x00DE, 13), // accent_upper
     (0x00DF, 0x00FF, 14), // accent
@@ -89,7 +89,7 @@ pub const RANGES: [(u32, u32, u8); 58] = [
 
 /// The state after a character: a row for each state, a column for each class.
 #[rustfmt::skip]
-pub const AFTER: [[u8; CLASSES]; STATES] = [
+pub(crate) const AFTER: [[u8; CLASSES]; STATES] = [
     [1, 2, 3, 4, 5, 6, 0, 6, 7, 7, 7, 8, 8, 9, 9, 10, 8, 10, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 10, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8], // line
     [11, 12, 3, 4, 5, 13, 0, 14, 7, 7, 7, 8, 8, 9, 9, 10, 8, 10, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 10, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8], // lower, letters 1, consonants 0
     [11, 15, 3, 16, 5, 13, 0, 14, 7, 7, 7, 8, 8, 9, 9, 10, 8, 10, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 10, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8], // lower, letters 1, consonants 1
@@ -133,7 +133,7 @@ pub const AFTER: [[u8; CLASSES]; STATES] = [
 
 /// For vocabularies of 100,000 entries and more.
 #[rustfmt::skip]
-pub const LARGE: Table = Table {
+pub(crate) const LARGE: Table = Table {
     weight: [
         [16, 16, 128, 128, 128, 64, 3, 3, 128, 16, 78, 105, 256, 256, 117, 256, 256, 256, 120, 119, 42, 256, 234, 135, 42, 191, 356, 126, 175, 259, 194, 80, 266, 39, 351, 39, 276, 41, 247, 293, 256, 66, 135, 97, 39, 508, 472, 512], // line
         [22, 22, 128, 128, 128, 3, 128, 86, 128, 117, 63, 105, 256, 256, 117, 256, 256, 256, 120, 119, 42, 256, 234, 135, 42, 191, 356, 126, 175, 259, 194, 80, 266, 39, 351, 39, 276, 41, 247, 293, 256, 66, 135, 97, 39, 508, 472, 512], // lower, letters 1, consonants 0
@@ -181,7 +181,7 @@ pub const LARGE: Table = Table {
 
 /// For smaller and unknown vocabularies.
 #[rustfmt::skip]
-pub const SMALL: Table = Table {
+pub(crate) const SMALL: Table = Table {
     weight: [
         [16, 16, 128, 128, 128, 6, 3, 72, 120, 16, 128, 88, 256, 39, 215, 256, 255, 256, 135, 243, 95, 236, 256, 156, 132, 189, 384, 160, 270, 384, 247, 253, 268, 258, 256, 39, 344, 106, 246, 371, 384, 223, 261, 346, 39, 512, 512, 512], // line
         [43, 43, 128, 128, 128, 3, 128, 128, 128, 80, 128, 88, 256, 39, 215, 256, 255, 256, 135, 243, 95, 236, 256, 156, 132, 189, 384, 160, 270, 384, 247, 253, 268, 258, 256, 39, 344, 106, 246, 371, 384, 223, 261, 346, 39, 512, 512, 512], // lower, letters 1, consonants 0
