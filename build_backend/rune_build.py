@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,22 @@ get_requires_for_build_editable = get_requires_for_build_wheel
 
 def get_requires_for_build_sdist(config_settings: Config = None) -> list[str]:
     return [HATCHLING]
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Config = None) -> str:
+    """Spares frontends a native build that they would make only to read the metadata."""
+    kind = choose()
+    if kind == "rust":
+        return str(_builder(kind).prepare_metadata_for_build_wheel(metadata_directory, config_settings))
+    wheel = Path(metadata_directory, _builder(kind).build_wheel(metadata_directory, config_settings))
+    with zipfile.ZipFile(wheel) as archive:
+        found = [name for name in archive.namelist() if name.split("/")[0].endswith(".dist-info")]
+        archive.extractall(metadata_directory, found)
+    wheel.unlink()
+    return found[0].split("/")[0]
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_wheel(wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None) -> str:

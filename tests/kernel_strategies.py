@@ -73,9 +73,9 @@ class Index:
         return self.value
 
 
-odd_values = st.sampled_from(
-    [None, 1.5, 3.0, b"bytes", "text", object(), [], {}, True, -1, 2**63, -(2**63) - 1, 10**30, Index(2), Index(2**70)]
-    + [Shouting("abc"), "\ud800"]
+odd_values = st.one_of(
+    st.sampled_from([None, 1.5, 3.0, b"bytes", "text", "\ud800", Shouting("abc"), object(), [], {}, True]),
+    st.sampled_from([-1, 2**63, -(2**63) - 1, 10**30, Index(2), Index(2**70)]),
 )
 
 

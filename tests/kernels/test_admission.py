@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from kernel_strategies import INT_MAX, INT_MIN, Blocks, Index, blocks, facts, oracle
 
+from kernel_strategies import INT_MAX, INT_MIN, Blocks, Index, blocks, facts, oracle
 from rune.errors import InvalidInput
 
 SHARED = Path(os.environ.get("RUNE_SHARED", Path(__file__).parents[2] / ".." / "shared"))

@@ -6,8 +6,8 @@ import hashlib
 from types import ModuleType
 
 import pytest
-from kernel_strategies import ODD_TEXTS, Shouting
 
+from kernel_strategies import ODD_TEXTS, Shouting
 from rune.errors import InvalidInput
 
 

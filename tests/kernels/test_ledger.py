@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kernel_strategies import INT_MAX, ODD_TEXTS, Shouting
 
+from kernel_strategies import INT_MAX, ODD_TEXTS, Shouting
 from rune.errors import InvalidInput
 
 

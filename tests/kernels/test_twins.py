@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import rust_is_required
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,6 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+
 from kernel_strategies import (
     INT_MAX,
     Blocks,
@@ -35,16 +35,12 @@ from kernel_strategies import (
     sizes,
     texts,
 )
-
 from rune.kernels import native, pure
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _both() -> None:
-    if native is None:
-        (pytest.fail if rust_is_required() else pytest.skip)("the native module is not built")
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 many_examples = settings(max_examples=800, deadline=None)
