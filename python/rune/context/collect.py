@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from rune.context.blocks import ContributionBlock, Entry, is_empty, make_entry
 from rune.context.timebox import TimeLimit
@@ -150,7 +150,7 @@ def _ask(registration: Registration, task: Any, session: Any, limit: TimeLimit) 
         raise InvalidInput(
             f"contributor {registration.name!r} returned {type(block).__name__}, not a ContributionBlock"
         )
-    return cast("ContributionBlock | None", block)
+    return block
 
 
 def _entry(registration: Registration, block: ContributionBlock) -> tuple[Entry | None, list[str]]:

@@ -6,8 +6,9 @@ without an answer, makes servers refuse the request for good. Incomplete turns s
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,10 @@ __all__ = ["Conversation"]
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _row(turn: Turn) -> dict[str, Any]:
+    return {"turn": turn.number, "time": turn.time, "messages": list(turn.uncopied), "chain": turn.chain}
 
 
 class Conversation:
@@ -110,10 +115,7 @@ class Conversation:
                 self._system.update(dict.fromkeys(new))
                 rows.append({"system": new, "time": now})
             added = [self._add(Turn(turn, time=now)) for turn in split_turns(rest)]
-            rows += [
-                {"turn": turn.number, "time": now, "messages": list(turn.uncopied), "chain": turn.chain}
-                for turn in added
-            ]
+            rows += map(_row, added)
             if self._log is not None:
                 self._pending += rows
                 self._write()
@@ -189,6 +191,41 @@ class Conversation:
             )
             chain = written
         return self._add(turn, chain).chain
+
+    def save_as_new(self, home: Path | str | None = None) -> Path:
+        """Writes all turns to a new file under ``home``, which appears whole or not at all; for imports.
+
+        Raises:
+            InvalidInput: there is a session of this id already.
+            StorageError: the file could not be written.
+        """
+        from rune.storage.log import DurableLog
+
+        path = session_path(self.id, home)
+        draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+        log = DurableLog(draft, backups=None)
+        try:
+            for row in self._rows():
+                log.append(row)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            os.link(draft, path)  # unlike a rename it does not replace a file that appeared meanwhile
+        except FileExistsError:
+            raise InvalidInput(
+                f"there is a session {self.id!r} already: delete it or import under another id"
+            ) from None
+        except OSError as exc:
+            raise StorageError(f"session {self.id!r} could not be written to {path}: {exc}") from exc
+        finally:
+            for leftover in draft.parent.glob(draft.name + "*"):
+                leftover.unlink(missing_ok=True)
+        return path
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """The conversation as rows of its file."""
+        if self._system:
+            yield {"system": list(self._system), "time": _now()}
+        yield from map(_row, self._turns)
 
     # Reading
 
