@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
-from rune.kernels.pure_estimate import EstimatorLike
+from rune.kernels.estimator_like import EstimatorLike
 
 __all__ = [
     "ESTIMATOR_NAMES",

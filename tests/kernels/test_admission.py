@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from kernel_strategies import INT_MAX, INT_MIN, Blocks, Index, blocks, facts, oracle
 from rune.errors import InvalidInput
@@ -18,7 +18,7 @@ SHARED = Path(os.environ.get("RUNE_SHARED", Path(__file__).parents[2] / ".." / "
 
 
 def test_the_oracle_agrees(kernels: ModuleType) -> None:
-    @settings(max_examples=1_500, deadline=None)
+    @settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(blocks())
     def agrees(given_blocks: Blocks) -> None:
         assert facts(kernels.admit(*given_blocks.arguments())) == oracle(given_blocks)

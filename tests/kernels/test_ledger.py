@@ -48,10 +48,21 @@ def test_columns(kernels: ModuleType) -> None:
     ledger.extend([["é" * 8, 5], ["abcd"]], ["", ""])
     assert own.calls == 1
     assert [ledger.total(), ledger.total("chars4"), ledger.total("bytes/3"), ledger.total("bytes")] == [8, 8, 15, 15]
+    for column in ("by", "bytes/", "bytes/33", "", "chars4/2"):
+        with pytest.raises(InvalidInput, match="^there is no column "):
+            ledger.total(column)
     with pytest.raises(InvalidInput, match="^there is no column 'words': the ledger has chars4/1, bytes/3$"):
         ledger.total("words")
     with pytest.raises(InvalidInput, match="^column must be a str, not int$"):
         ledger.total(1)
+
+
+def test_columns_by_the_beginning_of_their_keys(kernels: ModuleType) -> None:
+    estimator = kernels.get_estimator("script", 200_000)
+    ledger = kernels.Ledger(["chars4", estimator, kernels.get_estimator("script", 32_000)])
+    ledger.append(["你好，世界"], "")
+    assert ledger.tokens(0, "script") == ledger.tokens(0, estimator.key) == estimator("你好，世界")
+    assert ledger.tokens(0, "script-small") > ledger.tokens(0, "script-large")
 
 
 def test_a_column_later(kernels: ModuleType) -> None:

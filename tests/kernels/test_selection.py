@@ -96,3 +96,16 @@ def test_a_backend_error_is_an_import_error(without_native: Path) -> None:
 @pytest.mark.skipif(native is None, reason="the native module is not built")
 def test_native_and_package_are_of_one_version() -> None:
     assert native.__version__ == rune.__version__
+
+
+@pytest.mark.skipif(native is None, reason="the native module is not built")
+def test_the_twin_is_loaded_when_asked_for() -> None:
+    told = run("import sys, rune.kernels as k; print('rune.kernels.pure' in sys.modules, k.pure.chars4('abcd'))", None)
+    assert told.stdout.strip() == "False 1"
+
+
+def test_what_is_public_is_there() -> None:
+    for name in rune.kernels.__all__:
+        assert hasattr(rune.kernels, name), name
+    with pytest.raises(AttributeError, match=r"^module 'rune\.kernels' has no attribute 'impure'$"):
+        _ = rune.kernels.impure

@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
-many_examples = settings(max_examples=800, deadline=None)
+many_examples = settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @many_examples

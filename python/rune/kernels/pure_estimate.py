@@ -12,21 +12,11 @@ that shows one calls it an estimate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from rune.errors import InvalidInput
 from rune.kernels import checks, pure_script, script_table
 
-__all__ = ["ESTIMATOR_NAMES", "Estimator", "EstimatorLike", "chars4", "chars4_many", "get_estimator"]
-
-
-class EstimatorLike(Protocol):
-    """What a ledger needs of an estimator; anything with these two will do as a column."""
-
-    @property
-    def key(self) -> str: ...
-
-    def many(self, texts: list[str], /) -> list[int]: ...
+__all__ = ["ESTIMATOR_NAMES", "Estimator", "chars4", "chars4_many", "get_estimator"]
 
 
 class Estimator:

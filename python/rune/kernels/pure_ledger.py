@@ -17,8 +17,9 @@ from typing import Any
 
 from rune.errors import InvalidInput
 from rune.kernels import checks
+from rune.kernels.estimator_like import EstimatorLike
 from rune.kernels.pure_admission import OVER_BUDGET, Admission, admit_in_order
-from rune.kernels.pure_estimate import EstimatorLike, get_estimator
+from rune.kernels.pure_estimate import get_estimator
 
 __all__ = ["Ledger", "digest", "digest_many"]
 
@@ -42,7 +43,7 @@ def digest_many(texts: Iterable[str]) -> list[str]:
 class _Column:
     """The tokens of all entries under one estimator, their prefix sums, and the tokens of parts where an entry has some."""
 
-    __slots__ = ("estimator", "key", "name", "parts", "sums", "tokens")
+    __slots__ = ("estimator", "key", "parts", "sums", "tokens")
 
     def __init__(self, estimator: EstimatorLike) -> None:
         if not hasattr(estimator, "key") or not hasattr(estimator, "many"):
@@ -51,7 +52,6 @@ class _Column:
             )
         self.estimator = estimator
         self.key = checks.text(estimator.key, "estimator key")
-        self.name = self.key.partition("/")[0]
         self.tokens: list[int] = []
         self.parts: list[list[int] | None] = []
         self.sums = [0]
@@ -98,8 +98,9 @@ class Ledger:
     """Entries with tokens under one or more estimators.
 
     ``columns`` are names of estimators or estimators (see EstimatorLike). Methods that take ``column`` want its key
-    (``chars4/1``) or the name before the slash; None is the first column. Indexes count from 0. Safe to use from several
-    threads. Every method raises InvalidInput for arguments that it cannot use, and then nothing has changed.
+    (``script-large/1``) or the beginning of it (``script-large``, ``script``); None is the first column. Indexes count
+    from 0. Safe to use from several threads. Every method raises InvalidInput for arguments that it cannot use, and
+    then nothing has changed.
     """
 
     def __init__(self, columns: Iterable[str | EstimatorLike] = ("chars4",)) -> None:
@@ -345,7 +346,7 @@ class Ledger:
             return self._columns[0]
         name = checks.text(wanted, "column")
         for column in self._columns:
-            if name in (column.key, column.name):
+            if column.key == name or column.key.startswith((f"{name}/", f"{name}-")):
                 return column
         raise InvalidInput(f"there is no column {name!r}: the ledger has {', '.join(self.columns)}")
 

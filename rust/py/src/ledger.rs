@@ -63,7 +63,8 @@ impl State {
         let Some(wanted) = wanted else { return Ok(0) };
         let wanted = text(wanted, "column")?;
         let name = wanted.to_str().unwrap_or_default();
-        let same = |counter: &Arc<Counter>| counter.key == name || counter.key.split('/').next() == Some(name);
+        let begins = |rest: &str| rest.is_empty() || rest.starts_with(['/', '-']);
+        let same = |counter: &Arc<Counter>| counter.key.strip_prefix(name).is_some_and(begins);
         let Some(found) = self.counters.iter().position(same) else {
             return refuse(format!("there is no column {}: the ledger has {}", wanted.repr()?, self.keys().join(", ")));
         };
