@@ -108,12 +108,13 @@ def verify(connection: sqlite3.Connection, where: str) -> int:
     return version
 
 
-def migrate(connection: sqlite3.Connection, where: str, steps: tuple[tuple[int, str], ...] = STEPS) -> int:
+def migrate(connection: sqlite3.Connection, where: str, steps: tuple[tuple[int, str], ...] | None = None) -> int:
     """Take the steps that are missing, all in one transaction, and return the version reached.
 
     Safe when several processes start at once: the version is read again under the write lock. A newer database raises
     StorageError.
     """
+    steps = STEPS if steps is None else steps
     connection.execute("BEGIN IMMEDIATE")
     try:
         _, version = _numbers(connection)
