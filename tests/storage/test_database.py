@@ -191,9 +191,10 @@ def test_a_writer_waits_for_another_process_and_readers_do_not(db: Database, pat
         began = time.monotonic()
         assert names(db) == ["a"]
         assert time.monotonic() - began < 1
-        assert holder.stdin is not None
-        threading.Timer(0.3, lambda: holder.communicate("go\n")).start()
+        release = threading.Timer(0.3, holder.terminate)
+        release.start()
         put(db, "b")
+        release.join()
     assert names(db) == ["a", "b"]
 
 
