@@ -35,7 +35,7 @@ ODD_TEXTS = [
 ]
 
 texts = st.one_of(
-    st.sampled_from(ODD_TEXTS),
+    st.sampled_from([text for text in ODD_TEXTS if len(text) < 1_000]),
     st.text(st.characters(codec=None, exclude_categories=()), max_size=40),  # surrogates too
     st.text(max_size=12),
 )

@@ -18,7 +18,7 @@ SHARED = Path(os.environ.get("RUNE_SHARED", Path(__file__).parents[2] / ".." / "
 
 
 def test_the_oracle_agrees(kernels: ModuleType) -> None:
-    @settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(blocks())
     def agrees(given_blocks: Blocks) -> None:
         assert facts(kernels.admit(*given_blocks.arguments())) == oracle(given_blocks)

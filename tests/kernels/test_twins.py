@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from kernel_strategies import (
     INT_MAX,
+    ODD_TEXTS,
     Blocks,
     blocks,
     budgets,
@@ -43,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
-many_examples = settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many_examples = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @many_examples
@@ -63,6 +64,13 @@ def test_texts(given_texts: list[str]) -> None:
             counts = ours.many(given_texts)
             assert counts == theirs.many(given_texts)
             assert counts == [theirs(text) for text in given_texts]
+
+
+@pytest.mark.parametrize("name", pure.ESTIMATOR_NAMES)
+def test_odd_and_long_texts(name: str) -> None:
+    for vocab_size in (None, 200_000):
+        ours, theirs = pure.get_estimator(name, vocab_size), native.get_estimator(name, vocab_size)
+        assert ours.many(ODD_TEXTS) == theirs.many(ODD_TEXTS)
 
 
 @many_examples
