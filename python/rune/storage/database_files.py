@@ -52,8 +52,12 @@ def connect(target: str, timeout: float = 5.0) -> sqlite3.Connection:
         uri=target.startswith("file:"),
         cached_statements=256,
     )
-    for pragma in ("foreign_keys = ON", "secure_delete = ON", "cache_size = -8000", "temp_store = MEMORY"):
-        connection.execute(f"PRAGMA {pragma}")
+    try:
+        for pragma in ("foreign_keys = ON", "secure_delete = ON", "cache_size = -8000", "temp_store = MEMORY"):
+            connection.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
 
 

@@ -25,6 +25,9 @@ from rune.storage.database import Database, storage_error
 __all__ = ["Condition", "Repaired", "inspect", "rebuild", "repair"]
 
 
+_LENGTH_MAX = 1 << 36  # bytes that a header is believed
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """What ``inspect`` found. ``state`` is ``absent``, ``ok``, ``damaged`` (repair can help) or ``refused`` (a newer schema,
@@ -75,11 +78,8 @@ def repair(path: str | Path, *, clock: Callable[[], float] = time.time) -> Repai
         aside = _set_aside(path, files.stamp(clock()))
         with tempfile.TemporaryDirectory(prefix="rune-") as folder, Database(path, clock=clock) as db:
             # SQLite changes what it opens (it works off the log): a copy is read, the file set aside stays as it was.
-            copy = Path(folder) / "damaged.sqlite3"
-            for suffix in ("", "-wal"):
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(files.side(aside, suffix), files.side(copy, suffix))
-            with db.write() as connection, contextlib.closing(files.connect(str(copy))) as damaged:
+            copy = _readable_copy(aside, Path(folder) / "damaged.sqlite3")
+            with db.write() as connection, contextlib.closing(sqlite3.connect(copy)) as damaged:
                 saved, incomplete = _save_rows(damaged, connection)
                 _rebuild(connection)
     except OSError as exc:
@@ -103,6 +103,19 @@ def _set_aside(path: Path, stamp: str) -> Path:
         with contextlib.suppress(FileNotFoundError):
             files.side(path, suffix).rename(files.side(aside, suffix))
     return aside
+
+
+def _readable_copy(aside: Path, copy: Path) -> Path:
+    """A copy with its log; a file cut short gets its length back (SQLite reads nothing of one shorter than it says)."""
+    for suffix in ("", "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(files.side(aside, suffix), files.side(copy, suffix))
+    with open(copy, "r+b") as file:
+        header = file.read(100)
+        length = int.from_bytes(header[16:18], "big") * int.from_bytes(header[28:32], "big")
+        if header.startswith(b"SQLite format 3\0") and copy.stat().st_size < length < _LENGTH_MAX:
+            file.truncate(length)
+    return copy
 
 
 def _save_rows(damaged: sqlite3.Connection, target: sqlite3.Connection) -> tuple[dict[str, int], list[str]]:
