@@ -46,6 +46,7 @@ __all__ = [
     "log_calibration",
     "log_fallback_tool_prompt",
     "memory_disabled",
+    "token_usage",
 ]
 
 logger = logging.getLogger("rune.context_broker")

@@ -163,17 +163,15 @@ def history(limit: int = HISTORY_TURNS) -> Contributor:
             raise TypeError(f"the session must be a Conversation, not {type(session).__name__}")
         steady = current_assembly().layout == "cache"
         turns: list[Turn] = session.offered_with_steady_front() if steady else session.completed_turns(limit)
-        incomplete = session.incomplete_turns()
+        incomplete = session.incomplete_turns(_INCOMPLETE_LISTED)
         return ContributionBlock(
             parts=turns,
             extra={
-                "turns": session.completed_count + len(incomplete),
+                "turns": session.completed_count + session.incomplete_count,
                 "completed": session.completed_count,
                 "not_offered": session.completed_count - len(turns),
-                "incomplete": len(incomplete),
-                "incomplete_turns": [
-                    {"turn": turn.number, "reason": turn.incomplete} for turn in incomplete[-_INCOMPLETE_LISTED:]
-                ],
+                "incomplete": session.incomplete_count,
+                "incomplete_turns": [{"turn": turn.number, "reason": turn.incomplete} for turn in incomplete],
             },
             on_cut=session.move_front if steady else None,
         )

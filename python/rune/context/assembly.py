@@ -66,21 +66,18 @@ def admit_offers(offers: Sequence[Offer], budget: int, layout: str = "seed") -> 
     admission = _admit(offers, order, parts, budget)
     cut = set()
     if layout == "cache" and not admission.overflow:
-        for at, i in enumerate(order):
-            if offers[i].section == "history" and admission.reasons[at] == "older_parts":
-                kept = keep_half(parts[i], admission.tokens[at] + budget - admission.total)
+        for i, reason, size in zip(order, admission.reasons, admission.tokens, strict=True):
+            if offers[i].section == "history" and reason == "older_parts":
+                kept = keep_half(parts[i], size + budget - admission.total)
                 parts[i] = parts[i][len(parts[i]) - kept :]
                 cut.add(i)
         if cut:
             admission = _admit(offers, order, parts, budget)
     outcomes: list[Outcome | None] = [None] * len(offers)
-    for at, i in enumerate(order):
-        outcomes[i] = Outcome(
-            admission.admitted[at],
-            admission.tokens[at],
-            admission.kept_parts[at],
-            "older_parts" if i in cut and admission.admitted[at] else admission.reasons[at],
-        )
+    # Each attribute of the native result is made anew when asked for: once for all blocks.
+    decided = zip(order, admission.admitted, admission.tokens, admission.kept_parts, admission.reasons, strict=True)
+    for i, admitted, tokens, kept_parts, reason in decided:
+        outcomes[i] = Outcome(admitted, tokens, kept_parts, "older_parts" if i in cut and admitted else reason)
     failed = None if admission.overflow_index is None else order[admission.overflow_index]
     return Decision(
         [outcome for outcome in outcomes if outcome is not None],

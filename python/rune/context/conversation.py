@@ -32,6 +32,10 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def _last(turns: list[Turn], count: int | None) -> list[Turn]:
+    return turns[max(0, len(turns) - max(0, count)) :] if count is not None else list(turns)
+
+
 def _row(turn: Turn) -> dict[str, Any]:
     return {"turn": turn.number, "time": turn.time, "messages": list(turn.uncopied), "chain": turn.chain}
 
@@ -62,6 +66,7 @@ class Conversation:
         self._ledger = Ledger([estimator])
         self._turns: list[Turn] = []
         self._completed: list[Turn] = []
+        self._incomplete: list[Turn] = []
         self._system: dict[str, None] = {}
         self._chain = ""
         self._front = 0
@@ -128,8 +133,7 @@ class Conversation:
         # An incomplete turn measures nothing: it is never offered, and sums over the rest stay sums over neighbours.
         self._ledger.append(measured_items(turn.uncopied) if turn.complete else [], content)
         self._turns.append(turn)
-        if turn.complete:
-            self._completed.append(turn)
+        (self._completed if turn.complete else self._incomplete).append(turn)
         return turn
 
     # The file
@@ -255,13 +259,11 @@ class Conversation:
 
     def completed_turns(self, last: int | None = None) -> list[Turn]:
         """The completed turns, or the ``last`` so many of them."""
-        if last is None:
-            return list(self._completed)
-        return self._completed[-last:] if last > 0 else []
+        return _last(self._completed, last)
 
-    def incomplete_turns(self) -> list[Turn]:
-        """The turns that are never offered; ``turn.incomplete`` says why."""
-        return [turn for turn in self._turns if not turn.complete]
+    def incomplete_turns(self, last: int | None = None) -> list[Turn]:
+        """The turns that are never offered, or the ``last`` so many of them; ``turn.incomplete`` says why."""
+        return _last(self._incomplete, last)
 
     @property
     def completed_count(self) -> int:
@@ -269,7 +271,7 @@ class Conversation:
 
     @property
     def incomplete_count(self) -> int:
-        return len(self._turns) - len(self._completed)
+        return len(self._incomplete)
 
     def messages(self) -> list[Message]:
         """All messages of all turns, as copies; without system messages."""

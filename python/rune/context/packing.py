@@ -104,14 +104,15 @@ def _placed(entries: Sequence[Entry], layout: str) -> list[Entry]:
     """The entries with their sections, in assembly order."""
     # Notes stand behind the user's text; without one they have no message to stand in.
     layout = layout if any(e.name == USER_BLOCK and e.turns is None for e in entries) else "seed"
-    placed = [
-        entry if entry.section == "ledger" else replace(entry, section=_section(entry, layout)) for entry in entries
-    ]
+    placed = [_placed_entry(entry, layout) for entry in entries]
     return [placed[i] for i in assembly_order(placed, layout)]
 
 
-def _section(entry: Entry, layout: str) -> Any:
-    return section_of(entry.name, layout=layout, has_messages=entry.turns is not None, evictable=entry.evictable)
+def _placed_entry(entry: Entry, layout: str) -> Entry:
+    if entry.section == "ledger":
+        return entry
+    section = section_of(entry.name, layout=layout, has_messages=entry.turns is not None, evictable=entry.evictable)
+    return entry if section == entry.section else replace(entry, section=section)
 
 
 def _overflow(

@@ -62,7 +62,8 @@ def parse_sessions(data: str | bytes) -> list[ImportedSession]:
     except ValueError as exc:
         line = getattr(exc, "lineno", 1)
         raise InvalidInput(f"line {line} is no JSON: {getattr(exc, 'msg', exc)}") from exc
-    return _from_values(whole if isinstance(whole, list) else [whole], [""] * len(whole))
+    values = whole if isinstance(whole, list) else [whole]
+    return _from_values(values, [""] * len(values))
 
 
 def _decoded(data: str | bytes) -> str:

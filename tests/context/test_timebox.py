@@ -1,0 +1,81 @@
+"""Calls with a time limit: results, errors and context pass through; a hung call is left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextvars import ContextVar
+
+import pytest
+
+from rune.context.timebox import LateCall, TimeLimit
+
+where: ContextVar[str] = ContextVar("where", default="nowhere")
+
+
+def test_results_and_errors_pass_through() -> None:
+    limit = TimeLimit(5)
+    assert limit.call("add", lambda a, b: a + b, 1, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        limit.call("divide", lambda: 1 / 0)
+    with pytest.raises(SystemExit):
+        limit.call("leave", lambda: (_ for _ in ()).throw(SystemExit(1)))
+
+
+def test_the_call_sees_the_callers_context_and_does_not_change_it() -> None:
+    def look() -> str:
+        seen = where.get()
+        where.set("inside")
+        return seen
+
+    token = where.set("outside")
+    try:
+        assert TimeLimit(5).call("look", look) == "outside" and where.get() == "outside"
+    finally:
+        where.reset(token)
+
+
+def test_workers_are_used_again() -> None:
+    limit = TimeLimit(5)
+    assert len({limit.call("who", threading.get_ident) for _ in range(20)}) == 1
+    assert limit.call("who", threading.get_ident) != threading.get_ident()
+
+
+def test_a_hung_call_is_not_made_twice_and_others_go_on() -> None:
+    limit, release, made = TimeLimit(0.02), threading.Event(), []
+
+    def hang() -> None:
+        made.append(1)
+        release.wait(20)
+
+    try:
+        with pytest.raises(LateCall, match=r"hang did not return within 0\.02 s"):
+            limit.call("hang", hang)
+        with pytest.raises(LateCall, match="still hangs"):
+            limit.call("hang", hang)
+        assert made == [1]
+        assert TimeLimit(5).call("other", lambda: "on") == "on"
+    finally:
+        release.set()
+    for _ in range(500):
+        try:
+            limit.call("hang", lambda: made.append(2))
+            break
+        except LateCall:
+            time.sleep(0.01)
+    assert made == [1, 2]
+
+
+def test_many_threads_get_their_own_results() -> None:
+    limit = TimeLimit(20)
+    found: dict[int, int] = {}
+
+    def work(n: int) -> None:
+        found[n] = limit.call(f"n{n}", lambda: (time.sleep(0.001), n * n)[1])
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: n * n for n in range(60)}
