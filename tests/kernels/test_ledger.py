@@ -371,6 +371,40 @@ def test_an_index_may_come_back_for_the_ledger(kernels: ModuleType) -> None:
     assert ledger.admit(Meddling()).overflow
 
 
+def test_a_column_of_texts_that_change_meanwhile(kernels: ModuleType) -> None:
+    ledger = kernels.Ledger()
+    ledger.append(["abcd"], "")
+
+    class Meddling:
+        key = "meddling/1"
+
+        def many(self, texts: list[str]) -> list[int]:
+            ledger.set_text(0, ["abcdefgh"], "")
+            return [len(text) for text in texts]
+
+    with pytest.raises(
+        InvalidInput, match="^entries were added or changed while the column was measured: do it again$"
+    ):
+        ledger.add_column(Meddling(), [["abcd"]])
+    assert (ledger.columns, ledger.total()) == (("chars4/1",), 2)
+
+
+def test_an_estimator_may_come_back_for_the_ledger(kernels: ModuleType) -> None:
+    class Meddling:
+        key = "meddling/1"
+        depth = 0
+
+        def many(self, texts: list[str]) -> list[int]:
+            if not self.depth:
+                self.depth += 1
+                assert ledger.append(["one"], "") == 0
+            return [len(text) for text in texts]
+
+    ledger = kernels.Ledger(["chars4", Meddling()])
+    assert ledger.append(["four"], "") == 1
+    assert [ledger.tokens(i, "meddling") for i in range(2)] == [3, 4]
+
+
 def test_threads(kernels: ModuleType) -> None:
     """Writers, hashers and readers at once: no entry is lost, and all digests are those of the last texts."""
     ledger = kernels.Ledger()

@@ -118,6 +118,7 @@ class Ledger:
         self._contents: list[str | None] = []  # what is to be hashed; None once it has been
         self._digests: list[str] = []  # "" until asked for
         self._chain: list[str] = []  # of the first entries, as far as it was asked for
+        self._edits = 0  # how many texts were replaced
         self._mandatory: list[int] = []
         self._ranks: list[int] = []  # the priorities of evictable entries, lowest first
         self._by_rank: dict[int, list[int]] = {}  # their entries, oldest first
@@ -223,6 +224,7 @@ class Ledger:
             self._contents[i] = content
             self._digests[i] = ""
             del self._chain[i:]
+            self._edits += 1
             self._admission = None
 
     def add_column(self, estimator: str | EstimatorLike, texts: Iterable[Items]) -> None:
@@ -234,7 +236,11 @@ class Ledger:
             for i, (entry, division) in enumerate(zip(entries, self._divisions, strict=True)):
                 if division is not None and sum(division) != len(entry):
                     raise InvalidInput(f"texts[{i}] has {len(entry)} texts, but its parts have {sum(division)}")
-            for size, part_sizes in column.sized(column.measure(entries), self._divisions):
+            before = len(self._names), self._edits
+            sized = column.sized(column.measure(entries), self._divisions)
+            if before != (len(self._names), self._edits):
+                raise InvalidInput("entries were added or changed while the column was measured: do it again")
+            for size, part_sizes in sized:
                 column.append(size, part_sizes)
             self._columns.append(column)
 
@@ -361,8 +367,8 @@ class Ledger:
         divisions: list[list[int] | None],
     ) -> int:
         with self._lock:
-            first = len(self._names)
             sized = [column.sized(column.measure(entries), divisions) for column in self._columns]
+            first = len(self._names)  # only now: an estimator of the caller's own might have come back to this ledger
             for column, sizes in zip(self._columns, sized, strict=True):
                 for size, part_sizes in sizes:
                     column.append(size, part_sizes)

@@ -146,6 +146,11 @@ impl<T> Ledger<T> {
         &self.columns[column]
     }
 
+    /// How many entries there are, and how many texts were replaced: equal only while nothing has changed.
+    pub fn state(&self) -> (usize, u64) {
+        (self.len(), self.edits)
+    }
+
     /// How many items each part of each entry has, for divisible ones.
     pub fn divisions(&self) -> &[Division] {
         &self.divisions

@@ -273,7 +273,9 @@ impl Ledger {
 
     fn add_column(&self, py: Python<'_>, estimator: &Any<'_>, texts: &Any<'_>) -> PyResult<()> {
         let items = Items::of_many(texts)?;
-        let divisions = self.lock(py).kernel.divisions().to_vec();
+        let state = self.lock(py);
+        let (before, divisions) = (state.kernel.state(), state.kernel.divisions().to_vec());
+        drop(state);
         same_count(items.entries(), divisions.len(), "texts")?;
         let counter = Counter::new(estimator)?;
         self.lock(py).check(&counter)?;
@@ -285,7 +287,7 @@ impl Ledger {
         }
         let sizes = counter.sizes(py, &items, &divisions)?;
         let mut state = self.lock(py);
-        if state.kernel.divisions() != divisions {
+        if state.kernel.state() != before {
             return refuse("entries were added or changed while the column was measured: do it again".into());
         }
         state.check(&counter)?;
