@@ -12,8 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from rune.subsystem_health import record_failure
-from rune.subsystem_health import turn as health_turn
 
 from broker_helpers import add, giving, tokens, turn, use_kernels, window_with_budget
 from rune.context.capsule import AttentionCapsule, CapsuleBlock, ContributionBlock
@@ -31,6 +29,8 @@ from rune.context_broker import (
 )
 from rune.contributors import history, session_system, user
 from rune.errors import ContextOverflowError, InvalidInput
+from rune.subsystem_health import record_failure
+from rune.subsystem_health import turn as health_turn
 
 TRACE_KEYS = [
     "model_id",
@@ -83,7 +83,7 @@ def test_every_injected_block_is_a_registered_contributor() -> None:
 
 def test_what_the_runtime_sends_past_the_messages_is_measured_and_in_the_ledger() -> None:
     broker = with_user(small_broker())
-    schemas = LedgerEntry("tool_schemas", text="s" * 400, source="runtime")
+    schemas = LedgerEntry("tool_schemas", tokens_text="s" * 400, source="runtime")
     prompt = LedgerEntry("fallback_tool_prompt", tokens=2500, source="runtime", digest_text="the prompt")
     capsule, trace = broker.assemble("hello", None, "m", extra_blocks=[schemas, prompt])
     rows = {row["name"]: row for row in trace["blocks"]}
@@ -99,7 +99,8 @@ def test_what_the_runtime_sends_past_the_messages_is_measured_and_in_the_ledger(
     [
         LedgerEntry("persona", tokens=1),
         LedgerEntry("x"),
-        LedgerEntry("x", text="a", tokens=1),
+        LedgerEntry("x", tokens_text="a", tokens=1),
+        LedgerEntry("x", tokens_text="a", digest_text="b"),
         LedgerEntry("x", tokens=-1),
     ],
 )
@@ -509,6 +510,10 @@ def test_none_or_empty_content_contributes_nothing(nothing: Any) -> None:
         ContributionBlock(parts=["text", 3]),
         ContributionBlock(content="a", parts=["b"]),
         ContributionBlock(content="a", images="base64"),
+        ContributionBlock(content="a", extra={"n": {1, 2}}),
+        ContributionBlock(
+            messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"n": {1}}}}]}]
+        ),
     ],
     ids=repr,
 )
@@ -950,6 +955,20 @@ def test_the_estimator_may_depend_on_the_model() -> None:
     assert broker.assemble("t", None, "w")[1]["admitted_total"] == 6
     assert broker.assemble("t", None, "other")[1]["admitted_total"] == 11 // 4
     assert broker.assemble("t", None, "w")[1]["ext"]["estimator"] == "words/1"
+
+
+def test_an_estimator_that_cannot_be_found_out_degrades_to_the_default() -> None:
+    broker = ContextBroker(lambda m: 8192, estimator=lambda model_id: 1 / 0)  # type: ignore[arg-type, return-value]
+    add(broker, "persona", "You are Rune.", evictable=False)
+    _, trace = broker.assemble("t", None, "m")
+    assert (trace["degraded"], trace["ext"]["estimator"], trace["admitted_total"]) == (["estimator"], "chars4/1", 3)
+
+
+@pytest.mark.parametrize("size", [0, -1, "many", None])
+def test_a_vocabulary_of_unknown_size_takes_the_table_of_small_ones(size: Any) -> None:
+    small = ContextBroker(lambda m: 8192, estimator="script").assemble("t", None, "m")[1]["ext"]["estimator"]
+    broker = ContextBroker(lambda m: 8192, estimator="script", vocab_size=lambda model_id: size)
+    assert broker.assemble("t", None, "m")[1]["ext"]["estimator"] == small
 
 
 def test_several_turns_may_be_assembled_at_the_same_time() -> None:

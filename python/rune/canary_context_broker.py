@@ -6,6 +6,7 @@ One line for each check; exit 0 when all hold, 3 when one does not. No model, no
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -227,7 +228,7 @@ def check_memory_off_proves_zero_memory_tokens() -> str:
 def check_tool_schemas_are_counted() -> str:
     broker, _ = _broker()
     capsule, trace = broker.assemble(
-        "task", None, "canary", extra_blocks=[LedgerEntry("tool_schemas", text="s" * 4000)]
+        "task", None, "canary", extra_blocks=[LedgerEntry("tool_schemas", tokens_text="s" * 4000)]
     )
     row = next(row for row in trace["blocks"] if row["name"] == "tool_schemas")
     _expect((row["tokens"], row["evictable"]) == (1000, False), row)
@@ -313,6 +314,7 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     """Runs all checks, prints one line for each, and returns the exit code."""
+    logging.getLogger("rune").addHandler(logging.NullHandler())  # failures are made on purpose here
     failed = 0
     with tempfile.TemporaryDirectory(prefix="rune-canary-") as home, _environment(RUNE_HOME=home, RUNE_MEMORY_OFF=None):
         for name, check in CHECKS.items():

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from rune.context.blocks import Entry, LedgerEntry, ledger_entries
 from rune.context.broker_trace import token_usage
@@ -280,12 +280,25 @@ class ContextBroker:
         )
 
     def _resolve(self, choice: EstimatorChoice, model_id: str) -> EstimatorLike:
-        found: Any = choice if isinstance(choice, str) or hasattr(choice, "many") else choice(model_id)
-        estimator: EstimatorLike = get_estimator(found, self._vocabulary(model_id)) if isinstance(found, str) else found
-        return estimator
+        if isinstance(choice, str):
+            return get_estimator(choice, self._vocabulary(model_id))
+        if hasattr(choice, "many"):
+            return cast("EstimatorLike", choice)
+        try:
+            found = choice(model_id)
+            return get_estimator(found, self._vocabulary(model_id)) if isinstance(found, str) else found
+        except Exception as exc:  # an injected function: the turn goes on with the default
+            record_failure("estimator", exc, tier=1)
+            return get_estimator("chars4")
 
     def _vocabulary(self, model_id: str) -> int | None:
-        return None if self._vocab_size is None else self._vocab_size(model_id)
+        """Entries of the model's vocabulary; None when they are unknown, which takes the table that never reads low."""
+        try:
+            found = None if self._vocab_size is None else self._vocab_size(model_id)
+        except Exception as exc:  # an injected function again
+            record_failure("context_discovery", exc, tier=1)
+            return None
+        return found if isinstance(found, int) and found > 0 else None
 
     def _second(self, first: EstimatorLike, model_id: str) -> EstimatorLike | None:
         """The estimator whose counts stand in the trace beside the first one's."""
@@ -355,11 +368,14 @@ def _log_token_usage(trace: Mapping[str, Any]) -> dict[str, int]:
 
 
 _fallback_logged: set[tuple[str, str]] = set()
+_FALLBACK_LOGGED_MAX = 10_000
 
 
 def log_fallback_tool_prompt(session_id: str, model: str, tokens: int) -> None:
     """Logs, once per session and model, that the runtime put its fallback tool prompt into the system message."""
     key = (session_id, model)
     if key not in _fallback_logged:
+        if len(_fallback_logged) >= _FALLBACK_LOGGED_MAX:
+            _fallback_logged.clear()
         _fallback_logged.add(key)
         logger.info("fallback tool prompt injected: tokens=%d session=%s model=%s", tokens, session_id, model)

@@ -79,7 +79,7 @@ def test_c13_tool_schemas_are_a_measured_part_of_what_must_enter() -> None:
             tool = json.loads(json.dumps(given["tool_template"]))
             tool["function"]["name"] = f"tool_{n:03}"
             tools.append(tool)
-        return LedgerEntry("tool_schemas", text="".join(compact_json(tool) for tool in tools), source="runtime")
+        return LedgerEntry("tool_schemas", tokens_text="".join(compact_json(tool) for tool in tools), source="runtime")
 
     broker = broker_of(given["window"], given["blocks"])
     with pytest.raises(ContextOverflowError) as caught:

@@ -217,6 +217,43 @@ def test_what_another_process_appended_is_there_before_the_next_append(tmp_path:
     assert again.messages() == ours.messages() and again.problems == []
 
 
+def test_two_processes_that_append_at_once_lose_nothing_and_follow_one_another(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from rune.context.conversation import Conversation\n"
+        "conversation = Conversation.open('s', sys.argv[1])\n"
+        "for n in range(30):\n"
+        "    text = f'{sys.argv[2]}{n}'\n"
+        "    conversation.append([{'role': 'user', 'content': text}, {'role': 'assistant', 'content': 'ok'}])\n"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), name]) for name in "ab"]
+    assert [child.wait() for child in children] == [0, 0]
+    again = Conversation.open("s", tmp_path)
+    asked = [t[0]["content"] for t in again.turns]
+    assert [text for text in asked if text[0] == "a"] == [f"a{n}" for n in range(30)]
+    assert [text for text in asked if text[0] == "b"] == [f"b{n}" for n in range(30)]
+    assert again.problems == []
+
+
+def test_state_is_kept_with_the_conversation_the_last_value_of_a_name(tmp_path: Path) -> None:
+    conversation = Conversation.open("s", tmp_path)
+    conversation.append(turn(1))
+    conversation.set_state("summary", {"text": "first"})
+    conversation.append(turn(2))
+    conversation.set_state("summary", {"text": "second"})
+    again = Conversation.open("s", tmp_path)
+    assert again.state == {"summary": {"text": "second"}} == conversation.state
+    assert again.messages() == [*turn(1), *turn(2)] and again.problems == []
+
+
+def test_a_tool_call_that_json_has_no_words_for_is_refused_and_adds_nothing() -> None:
+    conversation = Conversation("s")
+    odd = {"id": "1", "function": {"name": "f", "arguments": {"n": {1, 2}}}}
+    with pytest.raises(InvalidInput, match="message 1"):
+        conversation.append([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [odd]}])
+    assert conversation.turns == () and conversation.system == ()
+
+
 def test_a_home_that_cannot_be_written_degrades_and_keeps_the_turns_in_memory(tmp_path: Path) -> None:
     from rune.subsystem_health import turn as health_turn
 

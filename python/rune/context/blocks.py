@@ -44,12 +44,12 @@ class ContributionBlock:
 class LedgerEntry:
     """Something that enters the window past the messages, such as tool schemas: mandatory, counted, not rendered.
 
-    ``text`` is measured and hashed; ``tokens`` (0 or more) stands for it where the count is known already, and
-    ``digest_text`` is then what the digest covers ("" for none).
+    ``tokens_text`` is measured and hashed; ``tokens`` (0 or more) stands for it where the count is known already, and
+    ``digest_text`` is then what is hashed ("" for nothing).
     """
 
     name: str
-    text: str | None = None
+    tokens_text: str | None = None
     tokens: int | None = None
     priority: int = 90
     bucket: int = 2
@@ -213,10 +213,12 @@ def ledger_entries(extra: Iterable[LedgerEntry], taken: set[str], registered: in
         if given.name in taken:
             raise InvalidInput(f"there is a block named {given.name!r} already")
         taken = {*taken, given.name}
-        if (given.text is None) == (given.tokens is None):
-            raise InvalidInput(f"the ledger entry {given.name!r} needs either a text or tokens")
+        if (given.tokens_text is None) == (given.tokens is None):
+            raise InvalidInput(f"the ledger entry {given.name!r} needs either tokens_text or tokens")
         if given.tokens is not None and given.tokens < 0:
             raise InvalidInput(f"the ledger entry {given.name!r} cannot have {given.tokens} tokens")
+        if given.tokens_text is not None and given.digest_text not in ("", given.tokens_text):
+            raise InvalidInput(f"the digest of the ledger entry {given.name!r} must cover the text that is measured")
         found.append(
             Entry(
                 name=given.name,
@@ -226,7 +228,7 @@ def ledger_entries(extra: Iterable[LedgerEntry], taken: set[str], registered: in
                 source=given.source,
                 registered=registered + position,
                 section="ledger",
-                text=given.text if given.text is not None else given.digest_text,
+                text=given.tokens_text if given.tokens_text is not None else given.digest_text,
                 fixed=given.tokens,
             )
         )

@@ -12,6 +12,7 @@ from rune.context.blocks import ContributionBlock, Entry, is_empty, make_entry
 from rune.context.timebox import TimeLimit
 from rune.errors import InvalidInput
 from rune.kernels import digest
+from rune.messages import compact_json
 from rune.subsystem_health import record_failure
 
 __all__ = [
@@ -91,6 +92,8 @@ class Registration:
         for what in ("bucket", "priority"):
             if type(given[what]) is not int:
                 raise InvalidInput(f"the {what} of {name!r} must be an integer, not {type(given[what]).__name__}")
+            if not -(2**31) <= given[what] < 2**31:
+                raise InvalidInput(f"the {what} of {name!r} must fit 32 bits")
         for what in ("evictable", "per_model", "inline"):
             if not isinstance(given[what], bool):
                 raise InvalidInput(f"{what} of {name!r} must be True or False")
@@ -123,6 +126,7 @@ def collect(
             if block is None:
                 continue
             if block.extra:
+                compact_json(dict(block.extra))  # what is no JSON would cost the turn its trace
                 collected.facts[registration.name] = dict(block.extra)
             entry, texts = _entry(registration, block)
         except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,13 @@ from rune.context.turns import Turn, measured_items
 from rune.errors import InvalidInput, StorageError
 from rune.kernels import EstimatorLike, Ledger, digest, get_estimator
 from rune.messages import Message, normalise, split_system, split_turns
-from rune.paths import check_session_id, session_path
+from rune.paths import check_session_id, private_dir, session_path
 from rune.subsystem_health import record_failure
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rune.storage.file_lock import FileLock
     from rune.storage.log import DurableLog
 
 __all__ = ["Conversation"]
@@ -57,6 +59,7 @@ class Conversation:
         self.problems: list[str] = []
         self._lock = threading.RLock()
         self._log: DurableLog | None = None
+        self._appending: FileLock | None = None
         self._size = 0  # of the file when last read or written
         self._pending: list[dict[str, Any]] = []
         self._clear(estimator)
@@ -68,6 +71,7 @@ class Conversation:
         self._completed: list[Turn] = []
         self._incomplete: list[Turn] = []
         self._system: dict[str, None] = {}
+        self._state: dict[str, Any] = {}
         self._chain = ""
         self._front = 0
 
@@ -81,11 +85,15 @@ class Conversation:
             InvalidInput: an id that cannot name a file.
             StorageError: the file is there and cannot be read.
         """
+        from rune.storage.file_lock import FileLock
         from rune.storage.log import DurableLog
 
         conversation = cls(id, estimator=estimator)
         conversation.path = session_path(id, home)
         conversation._log = DurableLog(conversation.path, backups=None, fsync=True)
+        conversation._appending = FileLock(
+            conversation.path.with_name(f"{conversation.path.name}.turns.lock"), keep_open=False
+        )
         conversation._read()
         return conversation
 
@@ -111,7 +119,8 @@ class Conversation:
         Raises InvalidInput for messages without a normal form; then nothing was added.
         """
         system, rest = split_system(normalise(messages, keep_thinking=False))
-        with self._lock:
+        new_turns = [Turn(turn) for turn in split_turns(rest)]
+        with self._lock, self._alone():
             self._catch_up()
             now = _now()
             rows: list[dict[str, Any]] = []
@@ -119,15 +128,25 @@ class Conversation:
             if new:
                 self._system.update(dict.fromkeys(new))
                 rows.append({"system": new, "time": now})
-            added = [self._add(Turn(turn, time=now)) for turn in split_turns(rest)]
+            added = [self._add(turn, now) for turn in new_turns]
             rows += map(_row, added)
             if self._log is not None:
                 self._pending += rows
                 self._write()
             return added
 
-    def _add(self, turn: Turn, chain: str = "") -> Turn:
+    def set_state(self, name: str, value: Any) -> None:
+        """Keeps a JSON value with the conversation; the last one of a name counts (what compaction made, for example)."""
+        with self._lock, self._alone():
+            self._catch_up()
+            self._state[name] = value
+            if self._log is not None:
+                self._pending.append({"state": name, "value": value, "time": _now()})
+                self._write()
+
+    def _add(self, turn: Turn, time: str, chain: str = "") -> Turn:
         content = turn.canonical()
+        turn.time = time
         turn.number = len(self._turns)
         turn.chain = self._chain = chain or digest(self._chain + digest(content))
         # An incomplete turn measures nothing: it is never offered, and sums over the rest stay sums over neighbours.
@@ -151,6 +170,18 @@ class Conversation:
         except StorageError as exc:
             record_failure("storage.degraded", exc, tier=2)
         self._size = self._file_size()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes from appending meanwhile, so that every turn follows the one that it was written after."""
+        with ExitStack() as stack:
+            if self._appending is not None:
+                try:
+                    private_dir(self._appending.path.parent)
+                    stack.enter_context(self._appending)
+                except (OSError, StorageError):
+                    pass  # the write itself will fail as well, and says why
+            yield
 
     def _file_size(self) -> int:
         try:
@@ -184,9 +215,12 @@ class Conversation:
         if isinstance(row.get("system"), list):
             self._system.update(dict.fromkeys(text for text in row["system"] if isinstance(text, str)))
             return before
+        if isinstance(row.get("state"), str):
+            self._state[row["state"]] = row.get("value")
+            return before
         if not isinstance(row.get("messages"), list) or not row["messages"]:
             raise InvalidInput("it is no turn")
-        turn = Turn(row["messages"], time=str(row.get("time", "")))
+        turn = Turn(row["messages"])
         written = row.get("chain")
         chain = digest(before + digest(turn.canonical()))
         if isinstance(written, str) and written and written != chain:
@@ -194,7 +228,7 @@ class Conversation:
                 f"turn {len(self._turns)} does not follow the one before it: a turn is missing or changed"
             )
             chain = written
-        return self._add(turn, chain).chain
+        return self._add(turn, str(row.get("time", "")), chain).chain
 
     def save_as_new(self, home: Path | str | None = None) -> Path:
         """Writes all turns to a new file under ``home``, which appears whole or not at all; for imports.
@@ -221,6 +255,7 @@ class Conversation:
         except OSError as exc:
             raise StorageError(f"session {self.id!r} could not be written to {path}: {exc}") from exc
         finally:
+            log.close()
             for leftover in draft.parent.glob(draft.name + "*"):
                 leftover.unlink(missing_ok=True)
         return path
@@ -230,6 +265,8 @@ class Conversation:
         if self._system:
             yield {"system": list(self._system), "time": _now()}
         yield from map(_row, self._turns)
+        for name, value in self._state.items():
+            yield {"state": name, "value": value, "time": _now()}
 
     # Reading
 
@@ -242,6 +279,11 @@ class Conversation:
     def system(self) -> tuple[str, ...]:
         """Texts of the system messages that came with the messages, each once."""
         return tuple(self._system)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What ``set_state`` kept, by name."""
+        return dict(self._state)
 
     @property
     def chain(self) -> str:

@@ -209,7 +209,8 @@ def delete_session(id: str, home: Path | str | None = None) -> None:
         raise InvalidInput(f"there is no session {id!r}") from None
     except OSError as exc:
         raise StorageError(f"session {id!r} could not be deleted: {exc}") from exc
-    path.with_name(path.name + ".lock").unlink(missing_ok=True)
+    for lock in (".lock", ".turns.lock"):
+        path.with_name(path.name + lock).unlink(missing_ok=True)
 
 
 def export_lines(conversation: Conversation) -> Iterator[str]:

@@ -96,10 +96,18 @@ class TimeLimit:
         call = _Call(function, args)
         finished = call.finished
         _workers.start(call)
-        if not finished.wait(self.seconds):
-            with self._lock:
-                self._hung[name] = finished
+        try:
+            in_time = finished.wait(self.seconds)
+        except BaseException:  # an interrupt: the call goes on without anybody waiting for it
+            self._leave_behind(name, finished)
+            raise
+        if not in_time:
+            self._leave_behind(name, finished)
             raise LateCall(f"{name} did not return within {self.seconds:g} s; the turn goes on without it")
         if call.error is not None:
             raise call.error
         return call.result
+
+    def _leave_behind(self, name: str, finished: threading.Event) -> None:
+        with self._lock:
+            self._hung[name] = finished

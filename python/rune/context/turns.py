@@ -9,10 +9,12 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
+from rune.errors import InvalidInput
 from rune.kernels import EstimatorLike
 from rune.messages import (
     IMAGE_TOKENS,
     Message,
+    calls_json,
     canonical_json,
     image_count,
     incomplete_reason,
@@ -65,6 +67,11 @@ class Turn(Sequence[Message]):
     def __init__(self, messages: Iterable[Any], *, number: int = -1, time: str = "", chain: str = "") -> None:
         """Raises InvalidInput for messages that have no normal form."""
         self._messages: tuple[Message, ...] = tuple(normalise(messages, keep_thinking=False))
+        for position, message in enumerate(self._messages):
+            try:
+                calls_json(message)
+            except (TypeError, ValueError, RecursionError) as exc:
+                raise InvalidInput(f"message {position} has a tool call that JSON has no words for: {exc}") from exc
         self._tokens: dict[str, int] = {}
         self.incomplete = incomplete_reason(self._messages) or ""
         self.number = number
