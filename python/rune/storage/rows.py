@@ -52,9 +52,14 @@ def decode_row(line: bytes) -> Row | None:
 def _decode_odd(line: bytes) -> Any:
     """What msgspec refuses and others write: lone surrogates as escapes, NaN, numbers past the range of a double."""
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=lambda name: None)
+        return json.loads(line.decode("utf-8"), parse_constant=lambda name: None, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
+
+
+def _finite(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
 
 
 def _plain(value: Any) -> Any:
