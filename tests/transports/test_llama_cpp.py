@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playback import json_answer, user
 
+from playback import json_answer, user
 from rune.errors import BadReply, InvalidInput, ModelNotFound, PromptRefused, ServerUnreachable, StreamCut
 from rune.transports import embedded
 from rune.transports.base import Event, Progress, TextDelta, Transport
@@ -399,9 +402,45 @@ def test_arguments_are_checked_when_the_transport_is_made(tmp_path: Path, monkey
         LlamaCppChatTransport()
 
 
+def test_a_server_is_asked_for_its_models_once(serve: Any) -> None:
+    listing = json_answer({"data": [{"id": "/models/a.gguf", "aliases": ["short"], "meta": {"n_ctx": 512}}]})
+    server = serve({"/v1/models": listing})
+    transport = LlamaCppChatTransport(server.url)
+    for model in ("", "a", "a.gguf", "/models/a.gguf", "short", "short"):
+        assert transport._resolve(model) == "/models/a.gguf"
+    asked = len(server.requests_to("/v1/models"))
+    transport._resolve("short")
+    assert len(server.requests_to("/v1/models")) == asked
+    with pytest.raises(ModelNotFound):
+        transport._resolve("b")
+
+
+INTERRUPTED = """
+import os, signal, threading
+from rune.transports.base import Progress
+from rune.transports.llama_cpp import LlamaCppChatTransport
+transport = LlamaCppChatTransport(n_ctx=2048, n_threads=1)
+def on_event(event):
+    if isinstance(event, Progress) and event.stage == "prompt" and event.done:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    transport.chat([{"role": "user", "content": "word " * 1500}], model="", num_predict=500, on_event=on_event)
+except KeyboardInterrupt:
+    print("interrupted", transport.chat([{"role": "user", "content": "word " * 200}], model="", num_predict=1).prompt_tokens)
+"""
+
+
+def test_an_interrupt_in_the_middle_of_the_prompt_leaves_a_usable_engine_and_a_clean_end() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("interrupted 2")
+
+
 def test_nobody_at_the_address_says_what_to_start() -> None:
     from playback import unused_port
-
     from rune.transports.http import Retry
 
     transport = LlamaCppChatTransport(f"http://127.0.0.1:{unused_port()}", retry=Retry(attempts=1))

