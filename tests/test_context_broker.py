@@ -436,6 +436,51 @@ def test_a_change_survives_readmission() -> None:
     assert [row["name"] for row in trace["dropped"]] == ["notes"]
 
 
+def test_changed_history_survives_readmission_and_is_still_divided_by_turns() -> None:
+    session = Conversation.from_messages("s", [*turn(1, 50), *turn(2, 50), *turn(3, 50)])
+    broker = with_user(small_broker())
+    add(broker, "history", history(), bucket=10, priority=30)
+    capsule, _ = broker.assemble("next", session, "m")
+    capsule.block("history").messages[4]["content"] = "Redacted?"
+    again, trace = broker.readmit(capsule, budget=120)
+    assert trace["ext"]["history"]["admitted"] == 2
+    assert [m["content"] for m in again.to_messages()][3] == "Redacted?"
+    capsule.block("history").messages = turn(9)
+    assert broker.readmit(capsule)[0].to_messages()[1:-1] == turn(9)
+
+
+def test_images_added_through_the_block_are_counted_and_survive_readmission() -> None:
+    capsule, _ = with_user(small_broker()).assemble("look here", None, "m")
+    capsule.block("user").images.append("AAAA")
+    assert capsule.block("user").tokens == 2 + 768
+    again, trace = with_user(small_broker()).readmit(capsule)
+    assert again.to_messages()[-1]["images"] == ["AAAA"] and trace["admitted_total"] == 3 + 2 + 768
+
+
+def test_a_block_takes_only_what_it_is_made_of() -> None:
+    broker = with_user(small_broker())
+    add(broker, "history", ContributionBlock(messages=turn(1)), bucket=10)
+    capsule, _ = broker.assemble("hello", None, "m", extra_blocks=[LedgerEntry("tool_schemas", tokens_text="abcd")])
+    with pytest.raises(InvalidInput, match="set its messages"):
+        capsule.block("history").content = "text"
+    with pytest.raises(InvalidInput, match="the runtime owns it"):
+        capsule.block("tool_schemas").content = "text"
+    with pytest.raises(InvalidInput, match="must be text"):
+        capsule.block("user").content = 3  # type: ignore[assignment]
+    with pytest.raises(InvalidInput, match="set its content"):
+        capsule.block("user").messages = turn(1)
+    with pytest.raises(InvalidInput, match="there are persona"):
+        capsule.block("memory")
+    assert capsule.block("user").messages == [] and "memory" not in capsule
+
+
+def test_a_budget_for_readmission_must_be_a_number_of_tokens() -> None:
+    broker = with_user(small_broker())
+    capsule, _ = broker.assemble("hello", None, "m")
+    with pytest.raises(InvalidInput, match="budget"):
+        broker.readmit(capsule, budget="100")  # type: ignore[arg-type]
+
+
 # Failures of contributors
 
 
@@ -652,6 +697,15 @@ def test_the_fallback_tool_prompt_is_logged_once_per_session_per_model(caplog: p
         for model in ("a", "a", "b", "a"):
             log_fallback_tool_prompt(session, model, 2500)
     assert [r.getMessage().startswith("fallback tool prompt injected") for r in caplog.records] == [True, True]
+
+
+def test_without_a_window_of_its_own_the_broker_asks_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rune.transports.discovery
+
+    monkeypatch.setattr(rune.transports.discovery, "context_length", {"qwen": 40960}.__getitem__)
+    broker = ContextBroker()
+    add(broker, "persona", "You are Rune.", evictable=False)
+    assert broker.assemble("t", None, "qwen")[1]["window"] == 40960
 
 
 # Memory off

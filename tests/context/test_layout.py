@@ -160,6 +160,16 @@ def test_a_cut_leaves_its_room_to_what_is_admitted_after_history() -> None:
     assert trace["dropped"] == [{"name": "history", "tokens": 90, "priority": 30, "reason": "older_parts", "count": 3}]
 
 
+def test_a_contributor_that_fails_when_told_of_a_cut_does_not_fail_the_turn() -> None:
+    def broken(kept: int) -> None:
+        raise OSError("no place to note it")
+
+    broker = ContextBroker(lambda model_id: window_with_budget(100), layout="cache")
+    add(broker, "history", ContributionBlock(parts=[turn(n, 30) for n in range(4)], on_cut=broken), bucket=10)
+    _, trace = broker.assemble("t", None, "m")
+    assert (trace["degraded"], trace["admitted_total"]) == (["history"], 30)
+
+
 # The pure functions
 
 

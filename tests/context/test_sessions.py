@@ -11,7 +11,7 @@ import pytest
 from broker_helpers import SHARED, turn
 from rune.context.conversation import Conversation
 from rune.context.sessions import delete_session, export_lines, import_messages, list_sessions, parse_sessions
-from rune.errors import InvalidInput
+from rune.errors import InvalidInput, StorageError
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, *turn(1), *turn(2)]
 LINES = "\n".join(json.dumps(m) for m in MESSAGES)
@@ -123,6 +123,36 @@ def test_export_gives_lines_that_import_reads_back(tmp_path: Path) -> None:
     text.encode("utf-8")
     (found,) = parse_sessions(text)
     assert found.messages == [*MESSAGES, *odd]
+
+
+def test_an_import_that_fails_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, saved = Conversation.save_as_new, []
+
+    def failing(self: Conversation, home: Any = None) -> Path:
+        if saved:
+            raise StorageError("the disk is full")
+        saved.append(self.id)
+        return save(self, home)
+
+    monkeypatch.setattr(Conversation, "save_as_new", failing)
+    text = "\n".join(json.dumps({"id": f"s{n}", "messages": turn(n)}) for n in range(3))
+    with pytest.raises(StorageError):
+        import_messages(text, home=tmp_path)
+    assert saved == ["s0"] and list_sessions(tmp_path) == []
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    Conversation.open("s", tmp_path).append(turn(1))
+    with pytest.raises(InvalidInput, match="'s' already"):
+        Conversation.from_messages("s", turn(2)).save_as_new(tmp_path)
+    assert Conversation.open("s", tmp_path).messages() == turn(1)
+    assert len(list((tmp_path / "sessions").glob(".*"))) == 0
+
+
+def test_a_home_where_nothing_can_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "sessions").write_text("a file where the folder should be")
+    with pytest.raises(StorageError):
+        import_messages(LINES, id="s", home=tmp_path)
 
 
 def test_list_and_delete(tmp_path: Path) -> None:

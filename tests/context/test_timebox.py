@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 import pytest
 
+from rune.context import timebox
 from rune.context.timebox import LateCall, TimeLimit
 
 where: ContextVar[str] = ContextVar("where", default="nowhere")
@@ -64,6 +65,35 @@ def test_a_hung_call_is_not_made_twice_and_others_go_on() -> None:
         except LateCall:
             time.sleep(0.01)
     assert made == [1, 2]
+
+
+def test_an_idle_worker_ends_and_the_next_call_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timebox, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(timebox, "_workers", timebox._Workers())
+    limit = TimeLimit(5)
+    worker = limit.call("who", threading.current_thread)
+    worker.join(10)
+    assert not worker.is_alive()
+    assert limit.call("who", threading.current_thread) is not worker
+
+
+def test_an_interrupted_wait_leaves_the_call_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    limit = TimeLimit(5)
+
+    def interrupted(self: threading.Event, timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+    wait = threading.Event.wait
+    monkeypatch.setattr(threading.Event, "wait", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            limit.call("slow", release.is_set)
+        monkeypatch.setattr(threading.Event, "wait", wait)
+        limit._hung["slow"].wait(5)
+        assert limit.call("slow", lambda: "again") == "again"
+    finally:
+        release.set()
 
 
 def test_many_threads_get_their_own_results() -> None:
