@@ -1,62 +1,71 @@
-"""``LocalToolRuntime``: sends the assembled messages to the model, runs the tools it calls, and sends their results back."""
+"""One run against a local model: the call, the tools it asks for, the next call, until there is an answer.
+
+What ``run`` received is kept exactly (``received``), and what came of it so far is at hand at every moment (``result``), so
+that an interrupt or a broken connection loses nothing that had arrived.
+"""
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rune.errors import ToolError
+from rune import paths
+from rune.errors import BadReply, InvalidInput, StreamCut
 from rune.messages import Message, compact_json
-from rune.runtime.tool_executor import Tool, ToolContext, execute
-from rune.transports.base import ChatReply, Event, Transport
+from rune.runtime.events import OnEvent, RunEvent, ToolFinished, ToolStarted
+from rune.runtime.room import Dropped, RoomRule
+from rune.runtime.task_state import new_id
+from rune.runtime.tool_executor import TOOLS, Approve, Tool, ToolContext, ToolExecutor, ToolOutcome
+from rune.runtime.tool_results import ResultStore
+from rune.runtime.workspace import Workspace
+from rune.transports.base import ChatReply, Transport
 from rune.transports.discovery import _model_capabilities, context_length
 
-__all__ = ["LocalToolRuntime", "RunResult", "ToolFinished", "ToolStarted", "_model_capabilities", "context_length"]
+__all__ = ["MAX_STEPS", "LocalToolRuntime", "RunResult", "_model_capabilities", "context_length"]
 
+MAX_STEPS = 8
 SAME_CALL_MAX = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ToolStarted:
-    """The model called a tool."""
-
-    name: str
-    arguments: Any
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFinished:
-    """A tool answered; ``error`` says that it could not."""
-
-    name: str
-    result: str
-    error: bool
-
-
-RunEvent = Event | ToolStarted | ToolFinished
+"""The same call with the same arguments is made this often less one; asked for again, the run stops."""
 
 
 @dataclass(slots=True)
 class RunResult:
-    """What a run gave: the answer, the messages that it added (thinking included), and every reply of the model."""
+    """What came of a run, or has come of it so far.
+
+    ``text`` is the answer (the part that arrived, when the run broke off). ``new_messages`` are the run's own messages in
+    normal form, thinking included, every call with its result. ``replies`` are the model's answers in order; ``tool_events``
+    the calls that were made or refused; ``dropped`` what made way in the tool loop.
+
+    ``done_reason``: the server's word for the last answer ("stop", "length", …), or "step_limit", "loop", "cancelled"; ""
+    while the run goes on. ``note`` says in one sentence why a run stopped without an answer of the model's.
+    """
 
     text: str = ""
     new_messages: list[Message] = field(default_factory=list)
     replies: list[ChatReply] = field(default_factory=list)
     done_reason: str = ""
-    tool_calls: int = 0
-    stopped: str = ""
+    tool_events: list[ToolOutcome] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run ended without an answer of the model's: at its limit, in a loop, or cancelled."""
+        return self.done_reason in ("step_limit", "loop", "cancelled")
 
 
 class LocalToolRuntime:
-    """The tool loop over one transport and model.
+    """Runs message lists on one model of one transport. One run at a time; another thread takes another runtime.
 
-    ``tools``: what the model may call, by name (the allowlist); ``tool_names`` are their names. ``received`` is the exact
-    message list of the last ``run``. ``replies`` holds the replies of the last run, also of one that failed.
-    ``max_steps``: model calls of one run at most.
+    Attributes:
+        model: the model's name.
+        received: a deep copy of the messages that the last ``run`` was given; None before the first.
+        result: the result of the last run, also while it goes on and after it failed.
     """
 
     def __init__(
@@ -64,102 +73,216 @@ class LocalToolRuntime:
         transport: Transport,
         *,
         model: str,
-        tools: Mapping[str, Tool] | None = None,
-        context: ToolContext | None = None,
-        max_steps: int = 12,
+        tools: Mapping[str, Tool] | Iterable[Tool] | None = None,
+        workspace: Workspace | Path | str | None = None,
+        home: Path | str | None = None,
+        run_id: str = "",
+        max_steps: int = MAX_STEPS,
+        approve: Approve | None = None,
     ) -> None:
+        """``tools`` are those of ``TOOLS`` that are on by default when None; ``workspace`` is the current folder when None.
+
+        ``max_steps`` bounds the model calls of one run. Raises InvalidInput when it is less than 1.
+        """
+        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+            raise InvalidInput(f"max_steps must be a whole number of model calls, 1 or more, not {max_steps!r}")
+        if tools is None:
+            tools = [tool for tool in TOOLS.values() if tool.default_on]
+        elif isinstance(tools, Mapping):
+            tools = tools.values()
+        run_id = run_id or new_id()
+        folder = paths.tool_results_dir(home)
+        if not isinstance(workspace, Workspace):
+            workspace = Workspace("." if workspace is None else workspace, closed=[folder.parent.parent])
+        context = ToolContext(workspace, ResultStore(folder, run_id), run_id)
         self.transport = transport
         self.model = model
-        self.tools = dict(tools or {})
-        self.context = context
         self.max_steps = max_steps
-        self.received: list[Message] = []
-        self.replies: list[ChatReply] = []
+        self.received: list[Message] | None = None
+        self.result = RunResult()
+        self._executor = ToolExecutor({tool.name: tool for tool in tools}, context, approve=approve)
 
     @property
-    def tool_names(self) -> list[str]:
-        """The allowlist."""
-        return list(self.tools)
+    def tool_names(self) -> tuple[str, ...]:
+        """The allowlist: the tools that this runtime may run at all."""
+        return tuple(self._executor.tools)
+
+    def schemas(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """The schemas of the named tools (of all when None), as they are sent. Raises InvalidInput for an unknown name."""
+        known = self._executor.tools
+        names = known if names is None else list(names)
+        for name in names:
+            if name not in known:
+                raise InvalidInput(f"there is no tool {name!r}; there are: {', '.join(known) or 'none'}")
+        return [known[name].schema() for name in names]
 
     def run(
         self,
         messages: Sequence[Message],
         *,
-        num_ctx: int,
-        num_predict: int,
-        tools: Sequence[str] = (),
-        room: Callable[[list[Message]], list[Message]] | None = None,
-        on_event: Callable[[Any], None] | None = None,
+        num_ctx: int | None = None,
+        num_predict: int | None = None,
+        tools: Sequence[str] | None = None,
+        room: RoomRule | None = None,
+        on_event: OnEvent | None = None,
         cancel: threading.Event | None = None,
-        **passed: Any,
+        resume: RunResult | None = None,
+        **passthrough: Any,
     ) -> RunResult:
-        """Asks the model until it answers in text.
+        """Sends messages in normal form, runs the tools that are asked for, and goes on until there is an answer.
 
-        ``tools``: the names whose schemas are sent. ``room`` makes a grown message list fit before each further call, or
-        raises. ``passed`` goes to every call of the transport as it is.
+        Args:
+            tools: names of the tools to offer; None offers all if the model is known to take tools, else none.
+            room: asked before every further call for what may be sent (see ``rune.runtime.room``).
+            resume: the result of an earlier attempt at the same task: its calls are not made again.
+            passthrough: further arguments of ``Transport.chat`` (format, think, keep_alive, options, …).
 
-        Raises: what the transport raises; ``received`` and ``replies`` are then as far as they got.
+        With ``cancel`` set the run ends where it is: ``done_reason`` "cancelled" and what had arrived.
+
+        Raises:
+            TransportError, ContextOverflowError (origin "tool_loop"), InvalidInput (an unknown tool name). What had come until
+            then is in ``result``.
         """
         self.received = copy.deepcopy(list(messages))
-        self.replies = []
-        result = RunResult(replies=self.replies)
-        current = list(messages)
-        schemas = [self.tools[name].schema() for name in tools]
-        seen: dict[str, int] = {}
-        for step in range(1, self.max_steps + 1):
-            if step > 1 and room is not None:
-                current = room(current)
-            reply = self.transport.chat(
-                current,
-                model=self.model,
-                tools=schemas,
-                num_ctx=num_ctx,
-                num_predict=num_predict,
-                on_event=on_event,
-                cancel=cancel,
-                **passed,
-            )
-            self.replies.append(reply)
-            message = reply.message()
-            current.append(message)
-            result.new_messages.append(message)
-            result.text, result.done_reason = reply.text, reply.done_reason
-            if not reply.tool_calls:
-                return result
-            for call in reply.tool_calls:
-                answer = self._answer(call, seen, on_event)
-                result.tool_calls += 1
-                current.append(answer)
-                result.new_messages.append(answer)
-            if any(count > SAME_CALL_MAX for count in seen.values()):
-                result.stopped = "the model repeated the same tool call and was stopped"
-                return result
-        result.stopped = f"the model did not come to an answer in {self.max_steps} calls"
+        result = self.result = resume or RunResult()
+        result.done_reason = result.note = ""
+        if tools is None:
+            capable = _model_capabilities(self.model, self.transport) if self._executor.tools else None
+            tools = self.tool_names if capable is not None and "tools" in capable else ()
+        schemas = self.schemas(tools)
+        loop = _Loop(self, result, list(messages), schemas, on_event, cancel)
+        loop.run(room, {"num_ctx": num_ctx, "num_predict": num_predict, **passthrough})
         return result
 
-    def _answer(self, call: Mapping[str, Any], seen: dict[str, int], on_event: Callable[[Any], None] | None) -> Message:
-        function = call["function"]
-        name, arguments = function["name"], function.get("arguments")
-        key = compact_json([name, arguments])
-        seen[key] = seen.get(key, 0) + 1
-        if on_event is not None:
-            on_event(ToolStarted(name, arguments))
-        error = False
+
+class _Loop:
+    """The calls of one ``run``."""
+
+    def __init__(
+        self,
+        runtime: LocalToolRuntime,
+        result: RunResult,
+        given: list[Message],
+        schemas: list[dict[str, Any]],
+        on_event: Callable[[RunEvent], None] | None,
+        cancel: threading.Event | None,
+    ) -> None:
+        self.runtime = runtime
+        self.executor = runtime._executor
+        self.result = result
+        self.given = given
+        self.own = list(result.new_messages)  # as sent: results that made way are lines here, and whole in the result
+        self.schemas = schemas
+        self.on_event = on_event
+        self.cancel = cancel
+        self.made = Counter(_signature(event.name, event.arguments) for event in result.tool_events)
+
+    @property
+    def cancelled(self) -> bool:
+        return self.cancel is not None and self.cancel.is_set()
+
+    def run(self, room: RoomRule | None, arguments: dict[str, Any]) -> None:
+        while True:
+            if self.cancelled:
+                return self._stop("cancelled", "cancelled")
+            if len(self.result.replies) >= self.runtime.max_steps:
+                return self._stop("step_limit", f"Stopped after {len(self.result.replies)} model calls without an answer.")
+            if self.own and room is not None:
+                fitted = room(self.given, self.own, self._keep)
+                self.own = list(fitted.messages)
+                self.result.dropped += fitted.dropped
+                sizes = {"num_ctx": fitted.num_ctx, "num_predict": fitted.num_predict}
+                arguments |= {name: value for name, value in sizes.items() if value is not None}
+            reply = self._ask(arguments)
+            if reply is None:
+                return self._stop("cancelled", "cancelled")
+            self._add(reply.message())
+            self.result.text = reply.text
+            if not reply.tool_calls:
+                self.result.done_reason = reply.done_reason
+                return None
+            if not self._answer(reply.tool_calls):
+                return None
+
+    def _ask(self, arguments: dict[str, Any]) -> ChatReply | None:
+        """The next reply, or None when the run was cancelled meanwhile."""
         try:
-            found = self.tools.get(name)
-            if found is None:
-                raise ToolError(f"there is no tool {name!r}; there are {', '.join(self.tools) or 'none'}")
-            if self.context is None:
-                raise ToolError("no workspace is set for tools")
-            if seen[key] >= SAME_CALL_MAX:
-                raise ToolError(f"{name} was called {SAME_CALL_MAX} times with the same arguments; answer with what is known")
-            text = execute(found, arguments, self.context)
-        except ToolError as exc:
-            text, error = f"error: {exc}", True
-        if on_event is not None:
-            on_event(ToolFinished(name, text, error))
-        message: Message = {"role": "tool", "content": text}
-        if call.get("id"):
-            message["tool_call_id"] = call["id"]
-        message["tool_name"] = name
-        return message
+            reply = self.runtime.transport.chat(
+                [*self.given, *self.own],
+                model=self.runtime.model,
+                tools=self.schemas,
+                on_event=self.on_event,
+                cancel=self.cancel,
+                **arguments,
+            )
+        except (StreamCut, BadReply) as exc:
+            if exc.partial_text:
+                self.result.text = exc.partial_text
+            if self.cancelled:
+                return None
+            raise
+        self.result.replies.append(reply)
+        return reply
+
+    def _answer(self, calls: Sequence[dict[str, Any]]) -> bool:
+        """Runs the calls of one reply in their order, so that each has its result; False when the run is to stop."""
+        stop: tuple[str, str] | None = None
+        waiting = list(calls)
+        try:
+            while waiting:
+                call = waiting[0]
+                name, given = str(call["function"]["name"]), call["function"].get("arguments")
+                signature = _signature(name, given)
+                if stop is None and self.cancelled:
+                    stop = ("cancelled", "cancelled")
+                if stop is None and self.made[signature] + 1 >= SAME_CALL_MAX:
+                    stop = (
+                        "loop",
+                        f"Stopped: the model asked for the same call of {name} {SAME_CALL_MAX} times, with the same "
+                        "arguments, and would go on so.",
+                    )
+                if stop is not None:
+                    outcome = self.executor.refuse(call, stop[1])
+                else:
+                    self.made[signature] += 1
+                    self._tell(ToolStarted(name, given, len(self.result.replies)))
+                    outcome = self.executor.execute(call, self.cancel)
+                del waiting[0]
+                self._took(outcome)
+        finally:
+            for call in waiting:  # interrupted: no call is left without its result
+                self._took(self.executor.refuse(call, "interrupted"), tell=False)
+        if stop is not None:
+            self._stop(*stop)
+        return stop is None
+
+    def _took(self, outcome: ToolOutcome, *, tell: bool = True) -> None:
+        self.result.tool_events.append(outcome)
+        self._add(outcome.message())
+        if tell:
+            step = len(self.result.replies)
+            self._tell(ToolFinished(outcome.name, step, outcome.ok, outcome.text, outcome.elapsed_ms, outcome.kept))
+
+    def _add(self, message: Message) -> None:
+        self.own.append(message)
+        self.result.new_messages.append(message)
+
+    def _stop(self, reason: str, note: str) -> None:
+        self.result.done_reason, self.result.note = reason, note
+
+    def _tell(self, event: RunEvent) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def _keep(self, message: Message) -> str:
+        """Keeps the text of a result on disk; one that was kept when it came has its name already."""
+        for event in self.result.tool_events:
+            if event.kept and event.text == message["content"]:
+                return event.kept
+        return self.executor.context.results.keep(message["content"])
+
+
+def _signature(name: str, arguments: Any) -> str:
+    if isinstance(arguments, Mapping):
+        arguments = dict(sorted(arguments.items()))
+    return f"{name} {compact_json(arguments)}"

@@ -1,190 +1,166 @@
-"""Tools: functions that a model may call, their schemas, and how a call is checked, run and bounded.
+"""Runs the calls that a model makes: finds the tool, checks the arguments, bounds time and size, and always has an answer.
 
-A schema is made from a function's type hints; arguments are checked against it before anything runs. Whatever goes wrong in
-a call is a ``ToolError`` whose text goes back to the model. Results are bounded: the rest is kept on disk, and named.
+Whatever goes wrong in a call is its result, in words that the model can act on; nothing here raises for it.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
+import rune.runtime.file_tools  # noqa: F401  (registers its tools)
+from rune.errors import ToolError
+from rune.messages import Message, compact_json
+from rune.runtime.tool_results import RESULT_CHARS_MAX, bounded
+from rune.runtime.tools import TOOLS, Tool, ToolContext, make_tool, tool
+from rune.subsystem_health import error_text, record_failure
 
-from rune.errors import StorageError, ToolError
-from rune.paths import private_dir
-from rune.subsystem_health import record_failure
+__all__ = ["TOOLS", "Approve", "Tool", "ToolContext", "ToolExecutor", "ToolOutcome", "make_tool", "tool"]
 
-__all__ = ["RESULT_MAX", "TOOLS", "Tool", "ToolContext", "execute", "tool"]
+_LOOK_S = 0.05  # seconds between two looks at whether the run was cancelled
 
-RESULT_MAX = 8000
-"""Characters of a result that go to the model."""
-
-_LISTED_MAX = 500
-_MATCHES_MAX = 100
-_SEARCHED_BYTES_MAX = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class ToolContext:
-    """Where tools work: ``workspace`` is the folder that they may touch, ``results`` where long results are kept."""
-
-    workspace: Path
-    results: Path | None = None
-
-    def inside(self, path: str) -> Path:
-        """A path under the workspace, links followed. Raises ToolError for one that leads out of it."""
-        root = self.workspace.resolve()
-        try:
-            found = (root / path).resolve()
-        except (OSError, ValueError, RuntimeError) as exc:
-            raise ToolError(f"the path {path!r} cannot be used: {exc}") from exc
-        if found != root and root not in found.parents:
-            raise ToolError(f"the path {path!r} leads out of the workspace; give one inside of it")
-        return found
+Approve = Callable[[Tool, Mapping[str, Any]], bool]
+"""Decides on one call of a tool that needs an approval."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
-    """A tool: its name, what it does in one sentence, the JSON schema of its arguments, and the function."""
+class ToolOutcome:
+    """What came of one call.
+
+    ``text`` is what the model is given, at most about 8,000 characters; ``chars`` is the length of the whole, and ``kept`` the
+    name under which that was kept ("" where ``text`` is all of it). ``ok`` is False for a call that failed or was refused.
+    """
 
     name: str
-    description: str
-    parameters: Mapping[str, Any]
-    function: Callable[..., str]
-    arguments: type[msgspec.Struct]
-    needs_approval: bool = False
+    arguments: Any
+    call_id: str
+    text: str
+    ok: bool
+    chars: int
+    elapsed_ms: float
+    kept: str = ""
 
-    def schema(self) -> dict[str, Any]:
-        """The tool as it is sent to a server."""
+    def message(self) -> Message:
+        """The result as a message in normal form."""
+        message: Message = {"role": "tool", "content": self.text}
+        if self.call_id:
+            message["tool_call_id"] = self.call_id
+        message["tool_name"] = self.name
+        return message
+
+    def as_row(self) -> dict[str, Any]:
+        """The call as it stands in ``ext`` of a trace row. What was said stands under names that "content-off" empties."""
         return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
+            "tool": self.name,
+            "arguments": self.arguments,
+            "ok": self.ok,
+            "text": None if self.ok else self.text,
+            "chars": self.chars,
+            "elapsed_ms": round(self.elapsed_ms, 3),
+            "kept": self.kept,
         }
 
 
-TOOLS: dict[str, Tool] = {}
-"""Every known tool by name."""
+class ToolExecutor:
+    """The tools of a run by name, and the context that they share."""
 
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        context: ToolContext,
+        *,
+        approve: Approve | None = None,
+        chars_max: int = RESULT_CHARS_MAX,
+    ) -> None:
+        """``approve`` decides on calls of tools that need it; without it they are refused."""
+        self.tools = dict(tools)
+        self.context = context
+        self._approve = approve
+        self._chars_max = chars_max
 
-def tool(function: Callable[..., str]) -> Callable[..., str]:
-    """Registers a function as a tool: the first parameter is the ToolContext, the docstring's first line what it does."""
-    hints = inspect.get_annotations(function, eval_str=True)
-    fields: list[Any] = []
-    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
-        kind = hints[name]
-        fields.append((name, kind) if parameter.default is inspect.Parameter.empty else (name, kind, parameter.default))
-    arguments = msgspec.defstruct(function.__name__, fields, forbid_unknown_fields=True)
-    _, components = msgspec.json.schema_components([arguments], ref_template="#/{name}")
-    parameters = {k: v for k, v in next(iter(components.values())).items() if k in ("type", "properties", "required")}
-    description = (inspect.getdoc(function) or "").split("\n", 1)[0]
-    TOOLS[function.__name__] = Tool(function.__name__, description, parameters, function, arguments)
-    return function
-
-
-def execute(found: Tool, arguments: Any, context: ToolContext) -> str:
-    """Runs a tool and returns its bounded result. Raises ToolError; its text is meant for the model."""
-    try:
-        checked = msgspec.convert(arguments, found.arguments)
-    except msgspec.ValidationError as exc:
-        raise ToolError(f"the arguments of {found.name} are wrong: {exc}") from exc
-    values = {name: getattr(checked, name) for name in checked.__struct_fields__}
-    try:
-        return bounded(found.function(context, **values), found.name, context)
-    except ToolError:
-        raise
-    except Exception as exc:  # a tool's own mistake is the model's to read, and never ends the turn
-        raise ToolError(f"{found.name} failed: {type(exc).__name__}: {exc}") from exc
-
-
-def bounded(text: str, name: str, context: ToolContext) -> str:
-    """The first 8,000 characters of a result, and where the whole of it is kept."""
-    if len(text) <= RESULT_MAX:
-        return text
-    where = "the rest is not kept"
-    if context.results is not None:
-        path = context.results / f"{name}-{uuid.uuid4().hex}.txt"
+    def execute(self, call: Mapping[str, Any], cancel: threading.Event | None = None) -> ToolOutcome:
+        """Runs one call of an assistant message in normal form. A ``cancel`` that is set ends the wait for it."""
+        function = call["function"]
+        name, arguments = str(function["name"]), function.get("arguments")
+        begun = time.perf_counter()
         try:
-            private_dir(context.results)
-            path.touch(mode=0o600)
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-            where = f"the whole is kept as {path.name}"
-        except (OSError, StorageError) as exc:
-            record_failure("storage.degraded", exc, tier=2)
-    return f"{text[:RESULT_MAX]}\n[{len(text) - RESULT_MAX} more characters were left out; {where}]"
+            found = self._find(name)
+            text, ok = self._run(found, found.check(arguments), cancel), True
+        except ToolError as exc:
+            text, ok = f"Error: {exc}", False
+        except Exception as exc:  # a fault of the tool's own: the model hears of it, and so does the registry
+            record_failure("tool_executor", exc, tier=1, tool=name)
+            text, ok = f"Error: {name} failed: {error_text(exc)}", False
+        shown, kept = bounded(text, self.context.results, self._chars_max)
+        return self._outcome(call, shown, ok, chars=len(text), begun=begun, kept=kept)
+
+    def refuse(self, call: Mapping[str, Any], why: str) -> ToolOutcome:
+        """The outcome of a call that was not made."""
+        return self._outcome(call, f"Not run: {why}", False, chars=0, begun=time.perf_counter())
+
+    def _outcome(
+        self, call: Mapping[str, Any], text: str, ok: bool, *, chars: int, begun: float, kept: str = ""
+    ) -> ToolOutcome:
+        function = call["function"]
+        return ToolOutcome(
+            name=str(function["name"]),
+            arguments=function.get("arguments"),
+            call_id=str(call.get("id") or ""),
+            text=text,
+            ok=ok,
+            chars=chars or len(text),
+            elapsed_ms=(time.perf_counter() - begun) * 1000,
+            kept=kept,
+        )
+
+    def _find(self, name: str) -> Tool:
+        found = self.tools.get(name)
+        if found is None:
+            raise ToolError(f"there is no tool {name!r}; there are: {', '.join(self.tools) or 'none'}")
+        return found
+
+    def _run(self, found: Tool, arguments: dict[str, Any], cancel: threading.Event | None) -> str:
+        if found.needs_approval and not (self._approve is not None and self._approve(found, arguments)):
+            raise ToolError(f"{found.name} needs the user's approval and did not get it; do without it")
+        context = replace(self.context, stop=threading.Event())
+        result = _within(found, context, arguments, cancel)
+        return result if isinstance(result, str) else compact_json(result)
 
 
-# The tools that only read
+def _within(found: Tool, context: ToolContext, arguments: dict[str, Any], cancel: threading.Event | None) -> Any:
+    """The tool's result, if it comes in time; else the tool is told to stop and left behind.
 
+    In a thread of its own, in a copy of the caller's context: one that hangs must not hang the run.
+    """
+    done = threading.Event()
+    outcome: list[Any] = [None, None]
+    surroundings = contextvars.copy_context()
 
-def _text_of(path: Path, shown: str) -> str:
-    try:
-        data = path.read_bytes()
-    except IsADirectoryError:
-        raise ToolError(f"{shown} is a folder; use list_files") from None
-    except OSError as exc:
-        raise ToolError(f"{shown} cannot be read: {exc.strerror or exc}") from exc
-    if b"\0" in data[:4096]:
-        raise ToolError(f"{shown} is no text file")
-    return data.decode("utf-8", errors="replace")
-
-
-def _files(root: Path, below: Path) -> Iterator[Path]:
-    for path in sorted(below.iterdir()):
-        if path.name == ".git" or path.is_symlink():
-            continue
-        if path.is_dir():
-            yield from _files(root, path)
-        else:
-            yield path
-
-
-@tool
-def read_file(context: ToolContext, path: str, first_line: int = 1, lines: int = 400) -> str:
-    """Reads a text file of the workspace, from a line on."""
-    text = _text_of(context.inside(path), path).split("\n")
-    start = max(1, first_line)
-    part = text[start - 1 : start - 1 + max(1, lines)]
-    rest = len(text) - (start - 1) - len(part)
-    return "\n".join(part) + (f"\n[{rest} more lines]" if rest > 0 else "")
-
-
-@tool
-def list_files(context: ToolContext, path: str = ".") -> str:
-    """Lists the files below a folder of the workspace."""
-    folder = context.inside(path)
-    if not folder.is_dir():
-        raise ToolError(f"{path} is no folder")
-    root = context.workspace.resolve()
-    names = [found.relative_to(root).as_posix() for found in _files(root, folder)]
-    more = [f"[{len(names) - _LISTED_MAX} more files]"] if len(names) > _LISTED_MAX else []
-    return "\n".join([*names[:_LISTED_MAX], *more]) or "there are no files"
-
-
-@tool
-def search_text(context: ToolContext, text: str, path: str = ".") -> str:
-    """Finds lines that contain a text (any case) in the files below a folder of the workspace."""
-    if not text.strip():
-        raise ToolError("say which text to look for")
-    start, root = context.inside(path), context.workspace.resolve()
-    wanted = re.compile(re.escape(text), re.IGNORECASE)
-    found: list[str] = []
-    for file in [start] if start.is_file() else _files(root, start):
-        if file.stat().st_size > _SEARCHED_BYTES_MAX:
-            continue
-        shown = file.relative_to(root).as_posix()
+    def work() -> None:
         try:
-            lines = _text_of(file, shown).split("\n")
-        except ToolError:
-            continue
-        for number, line in enumerate(lines, start=1):
-            if wanted.search(line):
-                found.append(f"{shown}:{number}: {line.strip()[:200]}")
-                if len(found) >= _MATCHES_MAX:
-                    return "\n".join([*found, "[there are more; search for something narrower]"])
-    return "\n".join(found) or "nothing was found"
+            outcome[0] = surroundings.run(found.call, context, arguments)
+        except BaseException as exc:  # SystemExit of a tool must not vanish either
+            outcome[1] = exc
+        done.set()
+
+    threading.Thread(target=work, name=f"rune-tool-{found.name}", daemon=True).start()
+    deadline = time.monotonic() + found.timeout
+    try:
+        while not done.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if cancel is not None and cancel.is_set():
+                raise ToolError("cancelled before it was done")
+            if time.monotonic() >= deadline:
+                raise ToolError(f"{found.name} did not finish within {found.timeout:g} s")
+    finally:
+        if not done.is_set():
+            context.stop.set()
+    error = outcome[1]
+    if isinstance(error, Exception):
+        raise error
+    if error is not None:
+        raise ToolError(f"{found.name} ended with {type(error).__name__}")
+    return outcome[0]

@@ -1,0 +1,159 @@
+"""What a tool is: a function with typed parameters, from which its JSON schema and the check of its arguments follow.
+
+    @tool()
+    def word_count(context: ToolContext, path: Annotated[str, Meta(description="file in the workspace")]) -> str:
+        \"\"\"Counts the words of a text file.\"\"\"
+
+The docstring is the description that the model reads. A parameter ``context`` is given by the executor, not by the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rune.errors import InvalidInput, ToolError
+from rune.runtime.tool_results import ResultStore
+from rune.runtime.workspace import Workspace
+
+__all__ = ["TOOLS", "Tool", "ToolContext", "make_tool", "tool"]
+
+TIMEOUT_S = 20.0
+_CONTEXT = "context"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What a tool may use of its surroundings; ``stop`` is set when nobody waits for its result any more."""
+
+    workspace: Workspace
+    results: ResultStore
+    run_id: str = ""
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """For long work: raises ToolError once ``stop`` is set."""
+        if self.stop.is_set():
+            raise ToolError("stopped before it was done")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool as the model sees it and as it is run.
+
+    ``parameters`` is its JSON schema. ``timeout`` bounds a call in seconds. ``needs_approval``: a person decides on every
+    call. ``default_on``: offered without being asked for.
+    """
+
+    name: str
+    description: str
+    function: Callable[..., Any]
+    parameters: Mapping[str, Any]
+    arguments_type: type[msgspec.Struct]
+    wants_context: bool = False
+    timeout: float = TIMEOUT_S
+    needs_approval: bool = False
+    default_on: bool = True
+
+    def schema(self) -> dict[str, Any]:
+        """The schema as it is sent in the ``tools`` field of a request."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    def check(self, arguments: Any) -> dict[str, Any]:
+        """The arguments as values of the parameters' types, defaults filled in. Raises ToolError with what is wrong."""
+        if not isinstance(arguments, Mapping):
+            raise ToolError(f"the arguments of {self.name} must be a JSON object, not {str(arguments)[:100]!r}")
+        try:
+            # Models write 5 as "5" and true as "true": what can only mean one thing is taken.
+            checked = msgspec.convert(dict(arguments), self.arguments_type, strict=False)
+        except msgspec.ValidationError as exc:
+            known = ", ".join(self.parameters.get("properties", {})) or "none"
+            raise ToolError(
+                f"the arguments of {self.name} cannot be used: {exc}. Its parameters are: {known}"
+            ) from None
+        return {name: getattr(checked, name) for name in self.arguments_type.__struct_fields__}
+
+    def call(self, context: ToolContext, arguments: Mapping[str, Any]) -> Any:
+        """Runs the function with checked arguments."""
+        given = {_CONTEXT: context} if self.wants_context else {}
+        return self.function(**given, **arguments)
+
+
+TOOLS: dict[str, Tool] = {}
+"""Every tool by name, in order of registration."""
+
+
+def make_tool(
+    function: Callable[..., Any],
+    *,
+    name: str = "",
+    description: str = "",
+    timeout: float = TIMEOUT_S,
+    needs_approval: bool = False,
+    default_on: bool = True,
+) -> Tool:
+    """A tool of a function, not registered. Raises InvalidInput for one without description or with untyped parameters."""
+    name = name or function.__name__
+    description = description or " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+    if not description:
+        raise InvalidInput(f"the tool {name!r} needs a docstring: it is the description that the model reads")
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: list[Any] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == _CONTEXT:
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name not in hints:
+            raise InvalidInput(f"the parameter {parameter.name!r} of the tool {name!r} needs a type")
+        required = parameter.default is parameter.empty
+        fields.append((parameter.name, hints[parameter.name], *(() if required else (parameter.default,))))
+    arguments_type = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+    return Tool(
+        name=name,
+        description=description,
+        function=function,
+        parameters=_schema(arguments_type),
+        arguments_type=arguments_type,
+        wants_context=_CONTEXT in inspect.signature(function).parameters,
+        timeout=timeout,
+        needs_approval=needs_approval,
+        default_on=default_on,
+    )
+
+
+def _schema(arguments_type: type[msgspec.Struct]) -> dict[str, Any]:
+    """The JSON schema of the arguments without what only costs tokens."""
+    (_,), components = msgspec.json.schema_components([arguments_type])
+    schema = dict(components.pop(arguments_type.__name__))
+    for name in ("title", "additionalProperties"):
+        schema.pop(name, None)
+    schema.setdefault("properties", {})
+    if components:
+        schema["$defs"] = components
+    return schema
+
+
+_Function = typing.TypeVar("_Function", bound=Callable[..., Any])
+
+
+def tool(registry: dict[str, Tool] | None = None, **options: Any) -> Callable[[_Function], _Function]:
+    """Registers the decorated function (in ``TOOLS`` unless ``registry`` is given); options as in ``make_tool``.
+
+    Raises InvalidInput as ``make_tool``, and for a name that is taken.
+    """
+    into = TOOLS if registry is None else registry
+
+    def register(function: _Function) -> _Function:
+        made = make_tool(function, **options)
+        if made.name in into:
+            raise InvalidInput(f"there is a tool named {made.name!r} already")
+        into[made.name] = made
+        return function
+
+    return register
