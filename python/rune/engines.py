@@ -100,7 +100,9 @@ def _openai(settings: Settings, wanted: str | None) -> tuple[Transport, str]:
     from rune.transports.openai_compat import OpenAIChatTransport
 
     if not settings.openai_base_url:
-        raise InvalidInput("the engine openai needs an address: set RUNE_OPENAI_BASE_URL, for example http://127.0.0.1:1234")
+        raise InvalidInput(
+            "the engine openai needs an address: set RUNE_OPENAI_BASE_URL, for example http://127.0.0.1:1234"
+        )
     transport = OpenAIChatTransport(
         settings.openai_base_url,
         api_key=settings.openai_api_key,

@@ -13,19 +13,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rune import contributors as made
-from rune.context_broker import MEMORY_BLOCK_NAMES, ContextBroker, LedgerEntry, log_calibration, memory_disabled
+from rune.context_broker import (
+    MEMORY_BLOCK_NAMES,
+    ContextBroker,
+    LedgerEntry,
+    current_assembly,
+    log_calibration,
+    memory_disabled,
+)
 from rune.context_broker import _log_token_usage as log_token_usage
 from rune.engines import open_transport
 from rune.errors import ContextOverflowError, PromptRefused, RuneError, TransportError
 from rune.inference_trace import InferenceTraceStore, price_for
 from rune.kernels import BACKEND
 from rune.messages import Message, compact_json
-from rune.paths import database, journal, tool_results_dir
+from rune.paths import database, journal
 from rune.runtime.local_tool_runtime import LocalToolRuntime, RunResult
 from rune.runtime.num_ctx import NumCtx, choose_num_ctx, next_step, sticky
-from rune.runtime.room import make_room
+from rune.runtime.room import Keep, Room, fit
 from rune.runtime.task_state import TaskState
-from rune.runtime.tool_executor import TOOLS, Tool, ToolContext, bounded
+from rune.runtime.tool_executor import TOOLS, Tool
 from rune.settings import Settings
 from rune.storage.log import DurableLog
 from rune.subsystem_health import journal_event, record_failure, turn
@@ -48,6 +55,10 @@ _PERSONA_PROMPT = (
 )
 _PERSONA_QUERY = "Rune personality, tone, values, and how this person wants to be spoken to"
 _WORST_FIRST = ("cut", "shifted", "suspected", "incomplete", "unknown", "whole")
+
+
+class _Cancelled(RuneError):
+    """The caller cancelled the run."""
 
 
 @dataclass(slots=True)
@@ -97,7 +108,6 @@ class _Run:
     result: RunResult | None = None
     attempts: list[dict[str, Any]] = field(default_factory=list)
     replies: list[ChatReply] = field(default_factory=list)
-    tool_loop_dropped: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     ext: dict[str, Any] = field(default_factory=dict)
 
@@ -121,7 +131,7 @@ class RuneOperator:
     ) -> None:
         self.settings = settings if settings is not None else Settings.load(home)
         self.home = Path(home) if home is not None else self.settings.home
-        self.tools = dict(TOOLS if tools is None else tools)
+        self.tools = {t.name: t for t in TOOLS.values() if t.default_on} if tools is None else dict(tools)
         self._lock = threading.RLock()
         self._transport = transport
         self._owns_transport = transport is None
@@ -211,7 +221,7 @@ class RuneOperator:
         def neurons(task: Any, session: Any) -> Any:
             from rune.memory.warm_neuron_store import list_neurons
 
-            dry = made.current_assembly().dry
+            dry = current_assembly().dry
             hours = self.settings.neuron_half_life_hours
             listed = list_neurons(self._database(), made.task_text(task), half_life_hours=hours, dry=dry)
             return made.neurons(lambda: listed)(task, session)
@@ -245,7 +255,7 @@ class RuneOperator:
             "abstraction": made.abstraction(facts),
             "model_profile": made.model_profile(profile),
             "history": self._conversation_messages(),
-            "user": _user_block,
+            "user": made.user(),
         }
 
     def _conversation_messages(self) -> Any:
@@ -255,7 +265,7 @@ class RuneOperator:
     def _database(self) -> Database:
         from rune.storage.database import Database
 
-        dry = made.current_assembly().dry
+        dry = current_assembly().dry
         with self._lock:
             if dry not in self._databases:
                 self._databases[dry] = Database(database(self.home), readonly=dry)
@@ -292,7 +302,7 @@ class RuneOperator:
 
         With ``window`` no server is asked either. Raises ContextOverflowError when it does not fit, InvalidInput.
         """
-        state = task if isinstance(task, TaskState) else TaskState(task, channel="plan")
+        state = TaskState.of(task, "plan")
         name = model or self._model or ""
         if window is None and not name:
             name = self.engine()[1]
@@ -320,7 +330,7 @@ class RuneOperator:
             InvalidInput: an empty task; nothing has begun then.
             KeyboardInterrupt: passed on, after the row was written.
         """
-        state = task if isinstance(task, TaskState) else TaskState(task, channel=channel)
+        state = TaskState.of(task, channel)
         given = dict(options or {})
         run = _Run(
             state=state,
@@ -375,7 +385,9 @@ class RuneOperator:
                 self._send(run, choice)
                 break
             except PromptRefused as exc:
-                run.attempts.append({"num_ctx": choice.num_ctx, "error": str(exc)[:300], "n_prompt_tokens": exc.n_prompt_tokens})
+                run.attempts.append(
+                    {"num_ctx": choice.num_ctx, "error": str(exc)[:300], "n_prompt_tokens": exc.n_prompt_tokens}
+                )
                 step = None
                 if window.explicit is None and not transport.fixed_window:
                     ceiling = self.settings.num_ctx_max
@@ -480,42 +492,39 @@ class RuneOperator:
     def _send(self, run: _Run, choice: NumCtx) -> None:
         assert run.capsule is not None and run.transport is not None
         run.ext |= {"num_ctx": choice.num_ctx, "num_predict": choice.num_predict, "num_ctx_reason": choice.reason}
-        results = tool_results_dir(self.home)
-        context = ToolContext(self.settings.workspace or Path.cwd(), results)
         run.runtime = LocalToolRuntime(
-            run.transport, model=run.model, tools=self.tools, context=context, max_steps=self.settings.max_steps
+            run.transport,
+            model=run.model,
+            tools=self.tools,
+            workspace=self.settings.workspace,
+            home=self.home,
+            run_id=run.run_id,
+            max_steps=self.settings.max_steps,
         )
-        messages = run.capsule.to_messages()
-        capsule, budget = run.capsule, self._broker.budget(run.capsule.window)
+        capsule, budget = run.capsule, run.capsule.budget
 
-        def keep(name: str, text: str) -> str:
-            return bounded(text + " " * 8001, name, context).rsplit("; ", 1)[-1].rstrip("]")
-
-        def room(current: list[Message]) -> list[Message]:
-            fitting, dropped = make_room(
-                current,
-                assembled=len(messages),
-                assembled_tokens=capsule.token_count,
-                budget=budget,
-                estimator=capsule.estimator,
-                keep=keep,
+        def room(_given: Sequence[Message], own: Sequence[Message], keep: Keep) -> Room:
+            return fit(
+                own, keep, used=capsule.token_count, budget=budget, window=capsule.window, estimator=capsule.estimator
             )
-            run.tool_loop_dropped += dropped
-            return fitting
 
+        # After a refusal in the middle of a tool loop the tools that have run are not run again.
+        earlier = run.result
         try:
-            run.result = run.runtime.run(
-                messages,
+            run.runtime.run(
+                capsule.to_messages(),
                 num_ctx=choice.num_ctx,
                 num_predict=choice.num_predict,
                 tools=run.selected_tools,
                 room=room,
                 on_event=run.on_event,
                 cancel=run.cancel,
+                resume=earlier,
                 **run.passed,
             )
         finally:
-            run.replies += run.runtime.replies
+            run.result = run.runtime.result
+            run.replies = run.result.replies
 
     def _after(self, run: _Run, choice: NumCtx) -> None:
         """What an answered run teaches: the window that the server gave, the drift, and what the session keeps."""
@@ -530,8 +539,8 @@ class RuneOperator:
                 run.warnings.append(f"the server allocated {allocated} tokens of the {choice.num_ctx} it was asked for")
         if not transport.fixed_window and run.num_ctx is None:
             sticky.set(*key, choice.num_ctx)
-        first = run.runtime.replies[0]
-        if first.prompt_tokens:
+        first = run.replies[0] if run.replies else None
+        if first is not None and first.prompt_tokens:
             log_calibration(capsule.token_count, first.prompt_tokens, run.model)
         assert run.broker_trace is not None
         log_token_usage(run.broker_trace)
@@ -541,7 +550,9 @@ class RuneOperator:
         if run.result.done_reason == "length":
             run.warnings.append("the reply stopped at its length limit; it may be unfinished")
         if run.result.stopped:
-            run.warnings.append(run.result.stopped)
+            run.warnings.append(run.result.note)
+        if run.result.done_reason == "cancelled":
+            raise _Cancelled("cancelled")
         if run.session is not None:
             asked: Message = {"role": "user", "content": run.state.task}
             if run.state.images:
@@ -567,12 +578,14 @@ class RuneOperator:
             "attempts": run.attempts,
             "warnings": [*((run.broker_trace or {}).get("ext", {}).get("warnings") or ()), *run.warnings],
         }
-        if run.tool_loop_dropped:
-            run.ext["tool_loop_dropped"] = run.tool_loop_dropped
+        result = run.result
+        if result is not None and result.tool_events:
+            run.ext["tools"] = [event.as_row() for event in result.tool_events]
+        if result is not None and result.dropped:
+            run.ext["tool_loop_dropped"] = [dropped.as_row() for dropped in result.dropped]
         partial = getattr(error, "partial_text", "")
         if partial:
             run.ext["partial_text"] = partial
-        # A cut stream has no reply, but a call was made and the row must say so.
         journal_event("run_finished", success=error is None)
         values = {
             "broker_trace": run.broker_trace,
@@ -582,7 +595,7 @@ class RuneOperator:
             "task_id": run.state.task_id,
             "channel": run.state.channel,
             "latency_ms": latency,
-            "tools_exposed": runtime.tool_names if runtime is not None else list(self.tools),
+            "tools_exposed": list(self.tools),
             "selected_tools": run.selected_tools,
             "degraded": list(degraded),
             "success": error is None,
@@ -610,11 +623,6 @@ class RuneOperator:
         )
 
 
-def _user_block(task: Any, session: Any) -> Any:
-    """The task as the final user message, with its images."""
-    return made.user(images=list(getattr(task, "images", ())) or None)(task, session)
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -622,7 +630,7 @@ def _now() -> str:
 def _error_text(error: BaseException | None, cancel: threading.Event | None) -> str | None:
     if error is None:
         return None
-    if isinstance(error, KeyboardInterrupt) or (cancel is not None and cancel.is_set()):
+    if isinstance(error, (KeyboardInterrupt, _Cancelled)) or (cancel is not None and cancel.is_set()):
         return "cancelled"
     return f"{type(error).__name__}: {error}"
 
@@ -635,7 +643,9 @@ def _verdict_of(replies: Sequence[ChatReply], error: BaseException | None) -> di
         return {"kind": "incomplete", "basis": str(error)[:300]}
     if not replies:
         return None
-    worst = min((reply.verdict for reply in replies), key=lambda v: _WORST_FIRST.index(v.kind) if v.kind in _WORST_FIRST else 0)
+    worst = min(
+        (reply.verdict for reply in replies), key=lambda v: _WORST_FIRST.index(v.kind) if v.kind in _WORST_FIRST else 0
+    )
     return {"kind": worst.kind, "basis": worst.basis}
 
 

@@ -74,7 +74,9 @@ def read_text_file(path: str | Path) -> str:
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as exc:
-        raise InvalidInput(f"{path} is not UTF-8 text (byte {exc.start}); convert it first, for example with iconv") from exc
+        raise InvalidInput(
+            f"{path} is not UTF-8 text (byte {exc.start}); convert it first, for example with iconv"
+        ) from exc
     except OSError as exc:
         raise InvalidInput(f"cannot read {path}: {exc.strerror or exc}") from exc
 

@@ -10,7 +10,16 @@ from typing import Any
 
 import click
 
-from rune.cli.common import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, error_json, exit_code, print_json, printable, quiet_stdout
+from rune.cli.common import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_USAGE,
+    error_json,
+    exit_code,
+    print_json,
+    printable,
+    quiet_stdout,
+)
 from rune.errors import RuneError
 
 __all__ = ["cli", "main"]
@@ -18,7 +27,6 @@ __all__ = ["cli", "main"]
 _COMMANDS = {
     "ask": "rune.cli.ask:ask",
     "doctor": "rune.cli.doctor:doctor",
-    "memory": "rune.cli.memory:memory",
     "models": "rune.cli.models:models",
     "plan": "rune.cli.plan:plan",
     "sessions": "rune.cli.sessions:sessions",

@@ -1,0 +1,172 @@
+"""``rune ask``: one question, the answer streamed, and on wish why the prompt was what it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.console import Console
+
+from rune.cli.common import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_FOUND,
+    json_option,
+    load_settings,
+    print_json,
+    printable,
+    read_text,
+)
+from rune.cli.render import admission_table, console, error_console, row_summary
+
+__all__ = ["ask"]
+
+
+class _Stream:
+    """Shows a run as it goes: progress on standard error, the answer on standard output."""
+
+    def __init__(self, quiet: bool, status: Console) -> None:
+        self.quiet = quiet
+        self.wrote = False
+        self._status = status
+        self._spinner: Any = None
+
+    def __call__(self, event: Any) -> None:
+        kind = type(event).__name__
+        if kind == "TextDelta":
+            self.stop()
+            if not self.quiet:
+                click.echo(printable(event.text), nl=False)
+                self.wrote = True
+        elif kind == "Progress":
+            text = (
+                "loading the model …"
+                if event.stage == "loading"
+                else f"reading the prompt {event.done:,}/{event.total:,}"
+            )
+            self._say(text)
+        elif kind == "ToolStarted":
+            self.stop()
+            self._status.print(f"tool: {printable(event.name)}", style="dim", markup=False)
+
+    def _say(self, text: str) -> None:
+        if self.quiet or not self._status.is_terminal:
+            return
+        if self._spinner is None:
+            self._spinner = self._status.status(text)
+            self._spinner.start()
+        else:
+            self._spinner.update(text)
+
+    def stop(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+
+@click.command(epilog='Example: rune ask "Summarise this" --file notes.txt --explain')
+@click.argument("text", required=False)
+@click.option(
+    "--file", "files", multiple=True, type=click.Path(), help="Add the contents of a UTF-8 file to the question."
+)
+@click.option("--model", help="The model to ask.")
+@click.option("--engine", type=click.Choice(["auto", "ollama", "llama.cpp", "openai"]), help="What runs the model.")
+@click.option("--session", "session_id", help="Go on with, or begin, the session of this id.")
+@click.option("--format", "format_", help="A JSON schema (or a file of one) that the answer must follow.")
+@click.option("--num-ctx", type=click.IntRange(1), help="Window in tokens to ask the server for.")
+@click.option("--num-predict", type=click.IntRange(1), help="Longest reply in tokens.")
+@click.option("--estimator", type=click.Choice(["chars4", "script"]), help="What measures tokens.")
+@click.option("--layout", type=click.Choice(["seed", "cache"]), help="The order of blocks in the prompt.")
+@click.option("--explain", is_flag=True, help="Show what entered the window, what was left out, and the counts.")
+@click.option("--strict", is_flag=True, help="Exit 3 when the server may have cut the prompt.")
+@json_option
+def ask(
+    text: str | None,
+    files: tuple[str, ...],
+    model: str | None,
+    engine: str | None,
+    session_id: str | None,
+    format_: str | None,
+    num_ctx: int | None,
+    num_predict: int | None,
+    estimator: str | None,
+    layout: str | None,
+    explain: bool,
+    strict: bool,
+    as_json: bool,
+) -> int:
+    """Ask the model TEXT (or standard input, or --file) and print its answer."""
+    from rune.context.conversation import Conversation
+    from rune.paths import inference_traces
+    from rune.rune_operator import RuneOperator
+
+    task = read_text(text, files)
+    settings = load_settings(model=model, engine=engine, estimator=estimator, layout=layout, num_ctx=num_ctx)
+    schema = _schema(format_)
+    session = None
+    if session_id is not None:
+        session = Conversation.open(session_id, settings.home, estimator=settings.estimator)
+    stream = _Stream(as_json, error_console())
+    with RuneOperator(settings=settings) as operator:
+        try:
+            response = operator.run(task, session, "cli", num_predict=num_predict, format=schema, on_event=stream)
+        finally:
+            stream.stop()
+    verdict = response.verdict or {}
+    cut = verdict.get("kind") in ("cut", "suspected", "shifted")
+    code = EXIT_DONE if response.success else EXIT_FAILED
+    if response.success and strict and cut:
+        code = EXIT_FOUND
+    if as_json:
+        value: dict[str, Any] = {
+            "success": response.success,
+            "text": response.text,
+            "run_id": response.run_id,
+            "verdict": response.verdict,
+            "degraded": response.degraded,
+            "warnings": response.warnings,
+            "trace": response.trace,
+        }
+        if not response.success:
+            kind = type(response.exception).__name__ if response.exception else "Error"
+            value["error"] = {"type": kind, "message": response.error}
+        print_json(value)
+        return code
+    if stream.wrote:
+        click.echo()
+    elif response.text:
+        click.echo(printable(response.text))
+    if explain and response.broker_trace is not None:
+        out = console()
+        out.print()
+        out.print(admission_table(response.broker_trace))
+        if response.trace is not None:
+            out.print()
+            out.print(row_summary(response.trace))
+            out.print(f"trace    {inference_traces(settings.home)} (run {response.run_id})", markup=False)
+    if not response.success:
+        click.echo(f"error: {printable(response.error or 'the run failed')}", err=True)
+    if cut:
+        click.echo(f"warning: the server may have cut the prompt ({printable(verdict.get('basis', ''))})", err=True)
+    for warning in response.warnings:
+        click.echo(f"note: {printable(str(warning))}", err=True)
+    if response.degraded:
+        click.echo(f"degraded: {printable(', '.join(response.degraded))} (rune doctor says more)", err=True)
+    return code
+
+
+def _schema(given: str | None) -> Any:
+    """The value of ``--format``: "json", a JSON schema, or the file of one."""
+    if given is None or given == "json":
+        return given
+    import json
+    from pathlib import Path
+
+    from rune.cli.common import read_text_file
+    from rune.errors import InvalidInput
+
+    text = given if given.lstrip().startswith("{") else read_text_file(Path(given))
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise InvalidInput(f"--format is no JSON schema: {exc}") from exc

@@ -1,0 +1,158 @@
+"""``rune sessions``: conversations on disk: list, show, import, export, delete."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from rune.cli.common import EXIT_DONE, json_option, load_settings, print_json, printable
+from rune.cli.render import console
+from rune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rune.context.conversation import Conversation
+
+__all__ = ["sessions"]
+
+
+@click.group(epilog="Example: rune sessions import chat.jsonl --id support-7")
+def sessions() -> None:
+    """Conversations that are kept under the Rune home."""
+
+
+@sessions.command("list")
+@json_option
+def list_(as_json: bool) -> int:
+    """List the sessions, the latest first."""
+    from rune.context.sessions import list_sessions
+
+    found = sorted(list_sessions(load_settings().home), key=lambda info: -info.modified)
+    if as_json:
+        print_json(
+            [{"id": i.id, "path": str(i.path), "bytes": i.bytes, "modified": i.modified, "rows": i.rows} for i in found]
+        )
+        return EXIT_DONE
+    table = Table(box=None, pad_edge=False)
+    for column in ("session", "rows", "bytes", "changed"):
+        table.add_column(column)
+    for info in found:
+        changed = datetime.fromtimestamp(info.modified).strftime("%Y-%m-%d %H:%M")
+        table.add_row(info.id, str(info.rows), f"{info.bytes:,}", changed)
+    if found:
+        console().print(table)
+    else:
+        click.echo("there are no sessions yet; rune ask TEXT --session ID begins one")
+    return EXIT_DONE
+
+
+@sessions.command()
+@click.argument("id")
+@json_option
+def show(id: str, as_json: bool) -> int:
+    """Show the turns of a session; incomplete ones say why they are not offered to a model."""
+    session = _open(id)
+    if as_json:
+        turns = [
+            {"turn": t.number, "time": t.time, "complete": t.complete, "incomplete": t.incomplete, "messages": list(t)}
+            for t in session.turns
+        ]
+        value = {"id": session.id, "tokens": session.tokens, "system": list(session.system), "turns": turns}
+        print_json({**value, "problems": session.problems})
+        return EXIT_DONE
+    for text in session.system:
+        click.echo(f"[system] {printable(text)}")
+    for turn in session.turns:
+        mark = "" if turn.complete else f"   (not offered: {turn.incomplete})"
+        click.echo(click.style(f"--- turn {turn.number} {turn.time}{mark}", dim=True))
+        for message in turn:
+            calls = "".join(f" → {call['function']['name']}" for call in message.get("tool_calls", ()))
+            click.echo(f"[{message['role']}{calls}] {printable(message['content'])}")
+    for problem in session.problems:
+        click.echo(f"note: {printable(problem)}", err=True)
+    return EXIT_DONE
+
+
+@sessions.command("import")
+@click.argument("file", type=click.Path())
+@click.option("--id", "id_", help="Id of the new session; that in the file, else the file's name when not given.")
+@json_option
+def import_(file: str, id_: str | None, as_json: bool) -> int:
+    """Import chat messages: JSON lines, a JSON array, or objects with messages. All of FILE, or nothing."""
+    from rune.context.conversation import Conversation
+    from rune.context.sessions import parse_sessions
+    from rune.paths import session_path
+
+    path = Path(file)
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise InvalidInput(f"cannot read {file}: {exc.strerror or exc}") from exc
+    try:
+        found = parse_sessions(data)
+    except InvalidInput as exc:
+        raise InvalidInput(f"{file}: {exc}") from exc
+    if id_ is not None and len(found) > 1:
+        raise InvalidInput(f"{file} holds {len(found)} sessions: --id names only one")
+    home = load_settings().home
+    made: list[Conversation] = []
+    for number, session in enumerate(found):
+        name = id_ or session.id or (path.stem if len(found) == 1 else f"{path.stem}-{number}")
+        made.append(Conversation.from_messages(name, session.messages))
+        if session_path(name, home).exists():
+            raise InvalidInput(f"there is a session {name!r} already: delete it, or give another --id")
+    if len({conversation.id for conversation in made}) < len(made):
+        raise InvalidInput(f"{file} names one session twice")
+    written: list[Path] = []
+    try:
+        written.extend(conversation.save_as_new(home) for conversation in made)
+    except BaseException:
+        for done in written:  # all or nothing
+            done.unlink(missing_ok=True)
+        raise
+    rows = [{"id": c.id, "turns": len(c.turns), "incomplete": c.incomplete_count, "tokens": c.tokens} for c in made]
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            click.echo(f"{row['id']}: {row['turns']} turns ({row['incomplete']} incomplete), {row['tokens']} tokens")
+    return EXIT_DONE
+
+
+@sessions.command()
+@click.argument("id")
+def export(id: str) -> int:
+    """Print a session as JSON lines of chat messages."""
+    session = _open(id)
+    for message in [*({"role": "system", "content": text} for text in session.system), *session.messages()]:
+        click.echo(json.dumps(message, ensure_ascii=True))
+    return EXIT_DONE
+
+
+@sessions.command()
+@click.argument("id")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(id: str, yes: bool) -> int:
+    """Delete a session for good."""
+    from rune.context.sessions import delete_session
+
+    _open(id)
+    if not yes:
+        click.confirm(f"delete session {id} for good?", abort=True)
+    delete_session(id, load_settings().home)
+    click.echo(f"deleted {id}")
+    return EXIT_DONE
+
+
+def _open(id: str) -> Conversation:
+    from rune.context.conversation import Conversation
+    from rune.paths import session_path
+
+    home = load_settings().home
+    if not session_path(id, home).exists():
+        raise InvalidInput(f"there is no session {id!r}; rune sessions list shows those there are")
+    return Conversation.open(id, home)
