@@ -62,7 +62,7 @@ def _of_architecture(info: Mapping[str, Any], name: str) -> Any:
     """
     architecture = info.get("general.architecture")
     key = f"{architecture}.{name}"
-    if isinstance(architecture, str) and key in info:
+    if key in info:
         return info[key]
     found = [k for k in info if isinstance(k, str) and k.endswith(f".{name}")]
     return info[found[0]] if len(found) == 1 else None
