@@ -183,7 +183,9 @@ def _image(value: Any, where: str) -> str:
     url = value.get("url") if isinstance(value, Mapping) else value
     if isinstance(url, str) and url.startswith("data:") and ";base64," in url:
         return url.split(";base64,", 1)[1]
-    raise InvalidInput(f"{where} has an image that is not a base64 data URL; local models are not sent out to fetch one")
+    raise InvalidInput(
+        f"{where} has an image that is not a base64 data URL; local models are not sent out to fetch one"
+    )
 
 
 def _tool_calls(given: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
 from playback import PlaybackServer
-
 from rune.transports import discovery
 from rune.transports.http import Retry, Timeouts
 from rune.transports.ollama import OllamaChatTransport

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playback import SHOW, PlaybackServer, Step, json_answer, ndjson, reset, silent, text_answer, unused_port, user
 
+from playback import SHOW, PlaybackServer, Step, json_answer, ndjson, reset, silent, text_answer, unused_port, user
 from rune.errors import BadReply, PromptRefused, ServerUnreachable, StreamCut, TransportError
 from rune.messages import incomplete_reason, measured_text, normalise, without_thinking
 from rune.runtime.num_ctx import Sticky, choose_num_ctx

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playback import SHOW, PlaybackServer, json_answer, reset, silent, text_answer, unused_port
 
+from playback import SHOW, PlaybackServer, json_answer, reset, silent, text_answer, unused_port
 from rune.errors import InvalidInput, ModelNotFound, TransportError
 from rune.transports import discovery
 from rune.transports.discovery import (

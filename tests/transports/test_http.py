@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playback import PlaybackServer, Step, json_answer, ndjson, reset, silent, unused_port
 
+from playback import PlaybackServer, Step, json_answer, ndjson, reset, silent, unused_port
 from rune.errors import InvalidInput, ServerUnreachable, StreamCut
 from rune.transports.base import CallAttempt
 from rune.transports.http import Answer, HttpClient, Retry, Timeouts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from playback import user
 
+from playback import user
 from rune.messages import IMAGE_TOKENS, compact_json, normalise
 from rune.transports.measure import TOKENS_PER_MESSAGE, chars4_tokens, safe_tokens
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from playback import (
     SHOW,
     PlaybackServer,
@@ -26,7 +27,6 @@ from playback import (
     unused_port,
     user,
 )
-
 from rune.errors import (
     BadReply,
     InvalidInput,

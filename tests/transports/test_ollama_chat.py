@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from playback import user
 
+from playback import user
 from rune.errors import BadReply, InvalidInput, PromptRefused
 from rune.messages import normalise
 from rune.transports.base import TextDelta, ThinkingDelta

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playback import PlaybackServer, Step, user
 
+from playback import PlaybackServer, Step, user
 from rune.errors import (
     BadReply,
     ModelNotFound,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from playback import PlaybackServer, Request, Step, json_answer, ndjson, reply_lines, reset, silent, user
-
 from rune.errors import BadReply, ModelNotFound, PromptRefused, ServerUnreachable, StreamCut, TransportError
 from rune.transports.http import Timeouts
 from rune.transports.ollama import OllamaChatTransport
