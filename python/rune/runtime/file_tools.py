@@ -182,7 +182,9 @@ def _walk(context: ToolContext, top: Path, depth: int) -> Iterator[os.DirEntry[s
         for entry in entries:
             visited += 1
             if visited > VISITED_MAX:
-                raise ToolError(f"there are more than {VISITED_MAX:,} entries under {top.name!r}; name a folder below it")
+                raise ToolError(
+                    f"there are more than {VISITED_MAX:,} entries under {top.name!r}; name a folder below it"
+                )
             if context.workspace.is_closed(Path(entry.path)):
                 continue
             yield entry

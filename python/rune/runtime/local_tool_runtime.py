@@ -84,7 +84,7 @@ class LocalToolRuntime:
 
         ``max_steps`` bounds the model calls of one run. Raises InvalidInput when it is less than 1.
         """
-        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+        if type(max_steps) is not int or max_steps < 1:
             raise InvalidInput(f"max_steps must be a whole number of model calls, 1 or more, not {max_steps!r}")
         if tools is None:
             tools = [tool for tool in TOOLS.values() if tool.default_on]
@@ -186,7 +186,9 @@ class _Loop:
             if self.cancelled:
                 return self._stop("cancelled", "cancelled")
             if len(self.result.replies) >= self.runtime.max_steps:
-                return self._stop("step_limit", f"Stopped after {len(self.result.replies)} model calls without an answer.")
+                return self._stop(
+                    "step_limit", f"Stopped after {len(self.result.replies)} model calls without an answer."
+                )
             if self.own and room is not None:
                 fitted = room(self.given, self.own, self._keep)
                 self.own = list(fitted.messages)

@@ -84,16 +84,13 @@ def fit(own: Sequence[Message], keep: Keep, *, used: int, budget: int, window: i
             break
         if message["role"] != "tool" or position == newest_result:
             continue
-        # What the line would say at most; a result that is no longer than that stays.
-        if _tokens({**message, "content": _line(message, sizes[position], "tool_result:" + "0" * 16)}, estimator) >= (
-            sizes[position]
-        ):
+        # A result that is no longer than the line would be stays.
+        longest = _line(message, sizes[position], "tool_result:" + "0" * 16)
+        if _tokens({**message, "content": longest}, estimator) >= sizes[position]:
             continue
         kept = keep(message)
         line = {**without_images(message), "content": _line(message, sizes[position], kept)}
-        what = Dropped(
-            str(message.get("tool_name", "")), sizes[position], kept, str(message.get("tool_call_id") or "")
-        )
+        what = Dropped(str(message.get("tool_name", "")), sizes[position], kept, str(message.get("tool_call_id") or ""))
         replace(position, line, what)
     if total > budget:
         raise _overflow(messages, sizes, newest_result, used=used, budget=budget, window=window, total=total)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from rune.errors import ToolError
+from rune.errors import InvalidInput, ToolError
 
 __all__ = ["Workspace"]
 
@@ -17,11 +17,20 @@ _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 
 
 class Workspace:
-    """A root folder. ``closed`` are folders inside it that stay out of reach (the Rune home: it may hold keys)."""
+    """A root folder. ``closed`` are folders inside it that stay out of reach (the Rune home: it may hold keys).
+
+    Raises InvalidInput when the root cannot be found.
+    """
 
     def __init__(self, root: str | os.PathLike[str], closed: Iterable[str | os.PathLike[str]] = ()) -> None:
-        self.root = Path(root).resolve()
-        self._closed = tuple(Path(folder).resolve() for folder in closed)
+        try:
+            self.root = Path(root).resolve()
+            found = [Path(folder).resolve() for folder in closed]
+        except (OSError, RuntimeError, ValueError) as exc:
+            raise InvalidInput(
+                f"the workspace {str(root)!r} cannot be used: {exc}; set RUNE_WORKSPACE to a folder"
+            ) from exc
+        self._closed = tuple(f for f in found if f != self.root and f.is_relative_to(self.root))
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.root)!r})"
@@ -39,8 +48,8 @@ class Workspace:
         return found
 
     def is_closed(self, path: Path) -> bool:
-        """Whether a resolved path is out of reach, or one that leads there."""
-        return any(path.is_relative_to(folder) for folder in self._closed if folder != self.root)
+        """Whether a path under the root is out of reach."""
+        return any(path.is_relative_to(folder) for folder in self._closed)
 
     def name(self, path: Path) -> str:
         """A resolved path as the model knows it: relative to the root, with ``/``."""
