@@ -287,7 +287,8 @@ their prompts. It is written by `scripts/verdict_table.py`, and a test checks th
 What really happened is worked out without the verdict: from the token count that a refusal of the same messages names, from the
 count of a reply by a server that was asked to refuse and did not, or from a window that the prompt's bytes cannot fill.
 
-{len(cut)} prompts were cut in silence. {passed_off} of them are called `whole`; {flagged} are flagged as `cut` or `suspected`, and the
+{len(cut)} prompts were cut in silence. {passed_off} of them are called `whole`;
+{flagged} are flagged as `cut` or `suspected`, and the
 rest is `unknown`.
 
 ## Calls as Rune sends them

@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -155,10 +156,8 @@ class PlaybackServer:
     def close(self) -> None:
         self._closing.set()
         # Closing a listener does not wake its accept; a connection does.
-        try:
+        with suppress(OSError):
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-        except OSError:
-            pass
         self._acceptor.join(5)
         self._listener.close()
         for thread in self._threads:

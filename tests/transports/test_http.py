@@ -178,7 +178,7 @@ def test_leaving_the_block_closes_the_connection(serve: Serve) -> None:
     """As on Ctrl-C or when a caller's event handler raises."""
     server = serve({"/p": ndjson({"a": 1}, cut="hang")})
     http = client(server)
-    with pytest.raises(KeyboardInterrupt), http.stream("GET", "/p") as stream:
+    with pytest.raises(KeyboardInterrupt), http.stream("GET", "/p") as stream:  # noqa: PT012 - the block is what is left
         for _ in stream.chunks():
             raise KeyboardInterrupt
     assert server.hung_up.acquire(timeout=5)

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -149,10 +149,8 @@ class Cancel:
         while not self._finished.is_set():
             if event.wait(0.05):
                 for connection in list(self._sockets):
-                    try:
+                    with suppress(OSError):  # closed already
                         connection.shutdown(socket.SHUT_RDWR)
-                    except OSError:
-                        pass  # closed already
                 # A connection that is made after the request to stop is found on the next round.
                 self._finished.wait(0.05)
 

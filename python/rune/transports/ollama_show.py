@@ -55,7 +55,7 @@ def facts_from_show(model: str, show: Mapping[str, Any]) -> ModelFacts:
     )
 
 
-def _of_architecture(info: Mapping[str, Any], name: str) -> Any:
+def _of_architecture(info: Mapping[Any, Any], name: str) -> Any:
     """A value under the model's architecture, else under the only key with that ending.
 
     Projector and draft data carry the same endings under other prefixes, so several endings are no answer.
