@@ -174,7 +174,8 @@ class ContextBroker:
         handed to contributors.
 
         Raises:
-            ContextOverflowError: mandatory blocks do not fit; carries the numbers and the partial trace.
+            ContextOverflowError: mandatory blocks do not fit; carries the numbers, the partial trace, and the capsule that
+                ``readmit`` takes, so that what was collected is not collected again.
             InvalidInput: a window that is none, or extra blocks with a name that is taken.
         """
         started = time.perf_counter()
@@ -334,6 +335,7 @@ class ContextBroker:
         trace["degraded"] = list(degraded)
         trace["elapsed_ms"] = round((time.perf_counter() - started) * 1000, 3)
         if error is not None:
+            error.capsule = capsule
             raise error
         return capsule, trace
 

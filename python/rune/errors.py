@@ -67,6 +67,7 @@ class ContextOverflowError(RuneError):
         trace: the partial broker trace, or None when the server refused.
         origin: "broker", "server" or "tool_loop".
         served_prompt_tokens, server_window: the server's own numbers after a refusal, else None.
+        capsule: what was collected, for ``ContextBroker.readmit``; None unless the broker raised it.
     """
 
     def __init__(
@@ -99,6 +100,15 @@ class ContextOverflowError(RuneError):
         self.origin = origin
         self.served_prompt_tokens = served_prompt_tokens
         self.server_window = server_window
+        self._capsule: Any = None
+
+    @property
+    def capsule(self) -> Any:
+        return self._capsule  # not among the data that is shown with an error: it holds every text of the turn
+
+    @capsule.setter
+    def capsule(self, capsule: Any) -> None:
+        self._capsule = capsule
 
 
 class TransportError(RuneError):
