@@ -1,0 +1,265 @@
+"""The command line as a person calls it: in a process of its own, with exit codes, and no traceback ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playback import PlaybackServer, json_answer, ndjson, reply_lines, unused_port
+
+TRACE_KEYS = [
+    "model_id",
+    "window",
+    "budget",
+    "blocks",
+    "admitted",
+    "admitted_total",
+    "dropped",
+    "memory_tokens",
+    "degraded",
+    "compaction",
+    "elapsed_ms",
+]
+SHOW = {
+    "model_info": {"general.architecture": "llama", "llama.context_length": 8192, "llama.vocab_size": 49152},
+    "capabilities": ["completion"],
+    "details": {"family": "llama"},
+}
+TAGS = {"models": [{"name": "small:1b", "model": "small:1b", "size": 1, "details": {"family": "llama"}}]}
+
+
+class Rune:
+    """Calls ``rune`` with a home of its own and an Ollama address where nothing listens unless set."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith(("RUNE_", "OLLAMA_"))}
+        self.env |= {"RUNE_HOME": str(self.home), "OLLAMA_HOST": f"http://127.0.0.1:{unused_port()}"}
+
+    def __call__(self, *args: str, stdin: str | bytes = "", **env: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "rune.cli.main", *args],
+            input=stdin if isinstance(stdin, bytes) else stdin.encode(),
+            capture_output=True,
+            env={**self.env, **env},
+            timeout=120,
+            check=False,
+        )
+        out, err = (stream.decode("utf-8", "backslashreplace") for stream in (done.stdout, done.stderr))
+        assert "Traceback" not in err, err
+        return subprocess.CompletedProcess(args, done.returncode, out, err)
+
+    def json(self, *args: str, code: int = 0, **env: str) -> Any:
+        done = self(*args, "--json", **env)
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def rune(tmp_path: Path) -> Rune:
+    return Rune(tmp_path)
+
+
+@pytest.fixture
+def ollama(rune: Rune) -> Any:
+    routes = {
+        "/api/show": json_answer(SHOW),
+        "/api/tags": json_answer(TAGS),
+        "/api/ps": json_answer({"models": []}),
+        "/api/chat": ndjson(*reply_lines("Because of Rayleigh.", prompt_eval_count=90, eval_count=4)),
+    }
+    with PlaybackServer(routes, version="0.32.15") as server:
+        rune.env["OLLAMA_HOST"] = server.url
+        yield server
+
+
+def test_plan_prints_the_broker_trace_and_writes_nothing(rune: Rune) -> None:
+    trace = rune.json("plan", "What is due today?", "--window", "8192")
+    assert list(trace)[: len(TRACE_KEYS)] == TRACE_KEYS
+    assert (trace["budget"], trace["admitted"]) == (5735, ["persona", "tools", "user"])
+    assert set(trace["blocks"][0]) >= {"name", "priority", "tokens", "source", "evictable", "admitted", "reason"}
+    assert not rune.home.exists()
+
+
+def test_plan_of_a_text_that_does_not_fit(rune: Rune) -> None:
+    done = rune("plan", "-", "--window", "8192", stdin="x" * 30_000)
+    assert done.returncode == 1
+    assert "ContextOverflowError" in done.stderr
+    assert "7500" in done.stderr
+    assert "persona" in done.stderr
+    error = rune.json("plan", "hi", "--window", "2048", code=1)["error"]
+    assert error["type"] == "ContextOverflowError"
+    assert (error["reserve"], error["margin"], error["budget"]) == (2048, 102, -102)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["plan", "", "--window", "8192"], "empty"),
+        (["plan", "hi", "--window", "0"], "window"),
+        (["plan", "hi", "--window", "8192", "--file", "nowhere.txt"], "nowhere.txt"),
+        (["plan", "hi", "--window", "8192", "--messages", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["ask", "hi", "--nonsense"], "nonsense"),
+        (["sessions", "show", "nosuch"], "nosuch"),
+        (["sessions", "show", "../etc"], "id"),
+        (["traces", "show", "nosuch"], "nosuch"),
+        (["nosuch"], "nosuch"),
+    ],
+)
+def test_wrong_usage_is_one_clear_error(rune: Rune, args: list[str], words: str) -> None:
+    done = rune(*args)
+    assert done.returncode == 2
+    assert words in done.stderr
+    as_json = rune(*args, "--json")
+    assert as_json.returncode == 2
+    assert words in json.loads(as_json.stdout)["error"]["message"]
+    assert not rune.home.exists()
+
+
+def test_a_wrong_setting_names_itself(rune: Rune) -> None:
+    done = rune("plan", "hi", "--window", "8192", RUNE_LAYOUT="sideways")
+    assert done.returncode == 2
+    assert "sideways" in done.stderr
+    assert "cache" in done.stderr
+
+
+def test_ask_streams_records_and_explains(rune: Rune, ollama: PlaybackServer) -> None:
+    done = rune("ask", "Why is the sky blue?", "--explain")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Because of Rayleigh.\n")
+    for word in ("persona", "user", "of a budget of 5,735", "90 served", "whole", "inference_traces.jsonl"):
+        assert word in done.stdout
+    sent = ollama.requests_to("/api/chat")[0].json
+    assert (sent["truncate"], sent["shift"]) == (False, False)
+    row = rune.json("traces", "tail")[-1]
+    assert row["capsule_messages"] == sent["messages"]
+    assert row["ext"]["num_ctx"] == sent["options"]["num_ctx"] == 8192
+    shown = rune.json("traces", "show", row["ext"]["run_id"][:8])
+    assert shown == row
+
+
+def test_a_session_goes_on_and_is_kept(rune: Rune, ollama: PlaybackServer) -> None:
+    assert rune("ask", "one", "--session", "s1").returncode == 0
+    assert rune("ask", "two", "--session", "s1").returncode == 0
+    second = ollama.requests_to("/api/chat")[1].json["messages"]
+    assert [m["content"] for m in second[1:]] == ["one", "Because of Rayleigh.", "two"]
+    assert [s["id"] for s in rune.json("sessions", "list")] == ["s1"]
+    assert len(rune.json("sessions", "show", "s1")["turns"]) == 2
+
+
+def test_a_failed_run_is_one_json_value_and_exit_1(rune: Rune) -> None:
+    value = rune.json("ask", "hi", "--engine", "ollama", "--model", "m", code=1)
+    assert value["success"] is False
+    assert value["error"]["type"] == "ServerUnreachable"
+    assert rune.json("traces", "tail")[-1]["success"] is False
+
+
+def test_an_unknown_model_is_said(rune: Rune, ollama: PlaybackServer) -> None:
+    done = rune("ask", "hi", "--engine", "auto", "--model", "nosuch:1b", RUNE_GGUF="/nowhere.gguf")
+    assert done.returncode == 1
+    assert "nosuch:1b" in done.stderr
+
+
+def test_strict_finds_a_prompt_that_may_be_cut(rune: Rune, ollama: PlaybackServer) -> None:
+    lines = reply_lines("Hm?", prompt_eval_count=3, eval_count=4)
+    ollama.routes["/api/chat"] = ndjson(*lines)
+    done = rune("ask", "abcd " * 800, "--strict")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "may have cut" in done.stderr
+
+
+def test_an_unwritable_home_does_not_stop_the_answer(rune: Rune, ollama: PlaybackServer) -> None:
+    rune.home.write_text("a file", encoding="utf-8")
+    done = rune("ask", "hi")
+    assert done.returncode == 0
+    assert "Rayleigh" in done.stdout
+    assert "storage.degraded" in done.stderr
+
+
+def test_import_is_whole_or_not_at_all(rune: Rune, tmp_path: Path) -> None:
+    good = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    file = tmp_path / "chat.jsonl"
+    file.write_text("\n".join(map(json.dumps, good)) + '\n{"role": "user", "cont', encoding="utf-8")
+    done = rune("sessions", "import", str(file))
+    assert done.returncode == 2
+    assert "line 3" in done.stderr
+    assert not rune.home.exists()
+    file.write_text("\n".join(map(json.dumps, good)), encoding="utf-8")
+    assert rune.json("sessions", "import", str(file))[0] == {"id": "chat", "turns": 1, "incomplete": 0, "tokens": 0}
+    exported = rune("sessions", "export", "chat").stdout.splitlines()
+    assert [json.loads(line) for line in exported] == good
+    assert rune("sessions", "import", str(file)).returncode == 2
+    assert rune("sessions", "delete", "chat", "--yes").returncode == 0
+    assert rune.json("sessions", "list") == []
+
+
+def test_plan_behind_imported_messages(rune: Rune, tmp_path: Path) -> None:
+    turns = [
+        m for n in range(12) for m in ({"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"})
+    ]
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps({"messages": [{"role": "system", "content": "Be brief."}, *turns]}), encoding="utf-8")
+    trace = rune.json("plan", "next", "--window", "8192", "--messages", str(file), "--show-messages")
+    assert trace["admitted"] == ["persona", "session_system", "tools", "history", "user"]
+    assert trace["ext"]["history"]["admitted"] == 8
+    sent = trace["ext"]["messages"]
+    assert "Be brief." in sent[0]["content"]
+    assert [m["content"] for m in sent[-3:]] == ["q11", "a11", "next"]
+
+
+def test_what_a_model_says_cannot_move_the_cursor(rune: Rune, ollama: PlaybackServer) -> None:
+    ollama.routes["/api/chat"] = ndjson(*reply_lines("\x1b[2Jgone", prompt_eval_count=90, eval_count=4))
+    done = rune("ask", "hi")
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[2Jgone" in done.stdout
+
+
+def test_an_ascii_terminal_is_no_reason_to_fail(rune: Rune, ollama: PlaybackServer) -> None:
+    answer = "Ω ≥ 5 — 完成 😊"
+    ollama.routes["/api/chat"] = ndjson(*reply_lines(answer, prompt_eval_count=90, eval_count=4))
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
+    done = rune("ask", "hi", "--explain", "--session", "s", **plain)
+    assert done.returncode == 0, done.stderr
+    assert rune.json("sessions", "show", "s", **plain)["turns"][0]["messages"][1]["content"] == answer
+
+
+def test_doctor_says_where_settings_come_from(rune: Rune) -> None:
+    found = json.loads(rune("doctor", "--json", RUNE_NUM_CTX_MAX="16384", OLLAMA_API_KEY="s3cret").stdout)
+    rows = {row["name"]: row for row in found["settings"]}
+    assert rows["num_ctx_max"]["value"] == 16384
+    assert rows["num_ctx_max"]["origin"] == "environment RUNE_NUM_CTX_MAX"
+    assert "s3cret" not in json.dumps(found)
+    assert rune("doctor").returncode in (0, 3)
+
+
+def test_models_of_ollama_are_listed(rune: Rune, ollama: PlaybackServer) -> None:
+    listed = rune.json("models", "--engine", "ollama")["models"]
+    assert [(m["engine"], m["name"]) for m in listed] == [("ollama", "small:1b")]
+
+
+@pytest.mark.model
+def test_a_real_model_answers(rune: Rune) -> None:
+    pytest.importorskip("xllamacpp")
+    value = rune.json("ask", "Say hi.", "--engine", "llama.cpp", "--num-predict", "12")
+    row = value["trace"]
+    assert value["success"] is True
+    assert row["output_tokens"] > 0
+    assert row["prompt_tokens_served"] > 0
+    assert row["provider"] == "llama.cpp"
+    assert value["verdict"]["kind"] == "whole"
+    assert row["capsule_messages"][-1] == {"role": "user", "content": "Say hi."}
+
+
+def test_every_command_has_help_with_an_example(rune: Rune) -> None:
+    from rune.cli.main import cli
+
+    for name in cli.list_commands(None):  # type: ignore[arg-type]
+        done = rune(name, "--help")
+        assert done.returncode == 0
+        assert "Example:" in done.stdout
