@@ -151,7 +151,9 @@ class Counts:
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path)
-        self._db.execute("create table if not exists counts (tokenizer text, digest text, n int, primary key (tokenizer, digest))")
+        self._db.execute(
+            "create table if not exists counts (tokenizer text, digest text, n int, primary key (tokenizer, digest))"
+        )
 
     def of(self, name: str, texts: Iterable[str]) -> list[int]:
         """Tokens of each text by the tokenizer ``name``."""
@@ -162,7 +164,9 @@ class Counts:
         if missing:
             print(f"{name}: counting {len(missing)} texts", file=sys.stderr)
             counted = dict(zip(missing, _MAKE[name]()([digests[digest] for digest in missing]), strict=True))
-            self._db.executemany("insert into counts values (?, ?, ?)", ((name, digest, n) for digest, n in counted.items()))
+            self._db.executemany(
+                "insert into counts values (?, ?, ?)", ((name, digest, n) for digest, n in counted.items())
+            )
             self._db.commit()
             known.update(counted)
         return [known[digest] for digest in order]

@@ -25,23 +25,74 @@ SOURCES = {
     "C": ([Path("/usr/include"), Path(sysconfig.get_paths()["include"])], "*.h"),
     "Go": ([Path("/usr/local/go/src")], "*.go"),
     "Rust": ([Path.home() / ".cargo/registry/src"], "*.rs"),
-    "JavaScript": ([Path(os.environ.get("SCRIPT_TOOLS", ".")) / "node_modules", Path("/usr/share/nodejs"), Path("/usr/lib/node_modules"), Path("/usr/local/lib/node_modules")], "*.js"),
+    "JavaScript": (
+        [
+            Path(os.environ.get("SCRIPT_TOOLS", ".")) / "node_modules",
+            Path("/usr/share/nodejs"),
+            Path("/usr/lib/node_modules"),
+            Path("/usr/local/lib/node_modules"),
+        ],
+        "*.js",
+    ),
     "TypeScript": ([Path(os.environ.get("SCRIPT_TOOLS", ".")) / "node_modules"], "*.ts"),
-    "markdown": ([Path("/usr/local/lib/node_modules"), Path("/usr/share/nodejs"), Path("/usr/lib/node_modules"), Path.home() / ".cargo/registry/src"], "*.md"),
+    "markdown": (
+        [
+            Path("/usr/local/lib/node_modules"),
+            Path("/usr/share/nodejs"),
+            Path("/usr/lib/node_modules"),
+            Path.home() / ".cargo/registry/src",
+        ],
+        "*.md",
+    ),
 }
 # The kind of each language, its codes in Django and in Faker.
 LANGUAGES = {
-    "Russian": ("ru", "ru_RU"), "Ukrainian": ("uk", "uk_UA"), "Bulgarian": ("bg", "bg_BG"), "Serbian": ("sr", None),
-    "Chinese": ("zh_Hans", "zh_CN"), "Chinese traditional": ("zh_Hant", "zh_TW"), "Japanese": ("ja", "ja_JP"), "Korean": ("ko", "ko_KR"),
-    "Greek": ("el", "el_GR"), "Hebrew": ("he", "he_IL"), "Arabic": ("ar", "ar_AA"), "Persian": ("fa", "fa_IR"), "Thai": ("th", "th_TH"),
-    "Hindi": ("hi", "hi_IN"), "Bengali": ("bn", "bn_BD"), "Tamil": ("ta", "ta_IN"), "Telugu": ("te", None), "Kannada": ("kn", None),
-    "Georgian": ("ka", "ka_GE"), "Armenian": ("hy", "hy_AM"), "Vietnamese": ("vi", "vi_VN"),
-    "French": ("fr", "fr_FR"), "German": ("de", "de_DE"), "Spanish": ("es", "es_ES"), "Portuguese": ("pt", "pt_PT"), "Polish": ("pl", "pl_PL"),
-    "Czech": ("cs", "cs_CZ"), "Turkish": ("tr", "tr_TR"), "Hungarian": ("hu", "hu_HU"), "Swedish": ("sv", "sv_SE"), "Romanian": ("ro", "ro_RO"),
+    "Russian": ("ru", "ru_RU"),
+    "Ukrainian": ("uk", "uk_UA"),
+    "Bulgarian": ("bg", "bg_BG"),
+    "Serbian": ("sr", None),
+    "Chinese": ("zh_Hans", "zh_CN"),
+    "Chinese traditional": ("zh_Hant", "zh_TW"),
+    "Japanese": ("ja", "ja_JP"),
+    "Korean": ("ko", "ko_KR"),
+    "Greek": ("el", "el_GR"),
+    "Hebrew": ("he", "he_IL"),
+    "Arabic": ("ar", "ar_AA"),
+    "Persian": ("fa", "fa_IR"),
+    "Thai": ("th", "th_TH"),
+    "Hindi": ("hi", "hi_IN"),
+    "Bengali": ("bn", "bn_BD"),
+    "Tamil": ("ta", "ta_IN"),
+    "Telugu": ("te", None),
+    "Kannada": ("kn", None),
+    "Georgian": ("ka", "ka_GE"),
+    "Armenian": ("hy", "hy_AM"),
+    "Vietnamese": ("vi", "vi_VN"),
+    "French": ("fr", "fr_FR"),
+    "German": ("de", "de_DE"),
+    "Spanish": ("es", "es_ES"),
+    "Portuguese": ("pt", "pt_PT"),
+    "Polish": ("pl", "pl_PL"),
+    "Czech": ("cs", "cs_CZ"),
+    "Turkish": ("tr", "tr_TR"),
+    "Hungarian": ("hu", "hu_HU"),
+    "Swedish": ("sv", "sv_SE"),
+    "Romanian": ("ro", "ro_RO"),
 }
 _PARALLEL = {
-    "en": "English docs", "de": "German", "es": "Spanish", "fr": "French", "pt": "Portuguese", "tr": "Turkish", "ru": "Russian", "uk": "Ukrainian",
-    "ja": "Japanese", "ko": "Korean", "zh": "Chinese", "zh-hant": "Chinese traditional", "hi": "Hindi",
+    "en": "English docs",
+    "de": "German",
+    "es": "Spanish",
+    "fr": "French",
+    "pt": "Portuguese",
+    "tr": "Turkish",
+    "ru": "Russian",
+    "uk": "Ukrainian",
+    "ja": "Japanese",
+    "ko": "Korean",
+    "zh": "Chinese",
+    "zh-hant": "Chinese traditional",
+    "hi": "Hindi",
 }
 _PARALLEL_SPLIT = {"features": "fit", "first-steps": "choice", "async": "test"}
 
@@ -87,7 +138,12 @@ def _lines(name: str) -> Iterator[dict[str, object]]:
 
 
 def _sessions() -> Iterator[Text]:
-    for folder, kind in (("tau_airline", "tau"), ("swe_agent", "SWE agent"), ("toolbench", "toolbench"), ("oasst_en", "English chat")):
+    for folder, kind in (
+        ("tau_airline", "tau"),
+        ("swe_agent", "SWE agent"),
+        ("toolbench", "toolbench"),
+        ("oasst_en", "English chat"),
+    ):
         for session in _lines(f"{folder}/sessions.jsonl"):
             name = str(session["id"])
             split = split_of(name)
@@ -100,7 +156,11 @@ def _sessions() -> Iterator[Text]:
                 call = message.get("tool_calls") or message.get("function_call")
                 if call:
                     speech.append((f"{kind} calls", json.dumps(call)))
-                role = "tool" if message["role"] in ("tool", "function") or (kind == "SWE agent" and message["role"] == "user") else "speech"
+                role = (
+                    "tool"
+                    if message["role"] in ("tool", "function") or (kind == "SWE agent" and message["role"] == "user")
+                    else "speech"
+                )
                 if message["role"] == "system":
                     role = "system"
                 speech.append((f"{kind} {role}" if kind != "English chat" else kind, content))
@@ -129,11 +189,15 @@ def _django() -> Iterator[Text]:
     root = Path(django.__file__).parent
     for kind, (code, _) in LANGUAGES.items():
         for path in sorted(root.glob(f"**/locale/{code}/LC_MESSAGES/*.mo")):
-            app = path.relative_to(root).parts[-6:-4] + (path.stem,)
+            app = (*path.relative_to(root).parts[-6:-4], path.stem)
             with path.open("rb") as file:
                 messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
             texts = [str(text) for key, text in messages.items() if key and isinstance(text, str)]
-            texts = [text for text in texts if any(ord(char) > 0x7F for char in text) or kind in ("Spanish", "Portuguese", "Swedish")]
+            texts = [
+                text
+                for text in texts
+                if any(ord(char) > 0x7F for char in text) or kind in ("Spanish", "Portuguese", "Swedish")
+            ]
             name = f"django/{'/'.join(app)}"
             for i, piece in enumerate(pieces("\n".join(texts), name)):
                 yield Text(kind, f"{name}/{kind}/{i}", split_of(f"{name}/{i // 3}"), piece)
@@ -157,7 +221,11 @@ def _faker() -> Iterator[Text]:
             fake.seed_instance(f"{split}/{code}")
             for i in range(count):
                 lines = [f"{fake.name()}, {fake.address()}" for _ in range(4)]
-                lines += [fake.paragraph(nb_sentences=3) for _ in range(4)] if code in own else [fake.name() for _ in range(8)]
+                lines += (
+                    [fake.paragraph(nb_sentences=3) for _ in range(4)]
+                    if code in own
+                    else [fake.name() for _ in range(8)]
+                )
                 yield Text(kind, f"faker/{code}/{split}/{i}", split, "\n".join(lines))
 
 
@@ -203,7 +271,18 @@ def derived(texts: list[Text]) -> Iterator[Text]:
     by_kind: dict[str, list[Text]] = {}
     for text in texts:
         by_kind.setdefault(text.kind, []).append(text)
-    accented = ("French", "German", "Spanish", "Portuguese", "Polish", "Czech", "Hungarian", "Swedish", "Romanian", "Turkish")
+    accented = (
+        "French",
+        "German",
+        "Spanish",
+        "Portuguese",
+        "Polish",
+        "Czech",
+        "Hungarian",
+        "Swedish",
+        "Romanian",
+        "Turkish",
+    )
     for kind in accented:
         for text in by_kind.get(kind, [])[::3]:
             yield text._replace(kind="accents decomposed", text=unicodedata.normalize("NFD", text.text))
@@ -225,7 +304,9 @@ def derived(texts: list[Text]) -> Iterator[Text]:
         yield text._replace(kind="typographic", text=curly)
     for kind in ("Python", "C", "Go", "Rust", "JavaScript"):
         for text in by_kind.get(kind, [])[::6]:
-            yield text._replace(kind="code deep", text="".join(" " * 8 + line for line in text.text.splitlines(keepends=True)))
+            yield text._replace(
+                kind="code deep", text="".join(" " * 8 + line for line in text.text.splitlines(keepends=True))
+            )
         for text in by_kind.get(kind, [])[1::6]:
             numbered = "".join(f"{i + 37}:{line}" for i, line in enumerate(text.text.splitlines(keepends=True)))
             yield text._replace(kind="code numbered", text=numbered)

@@ -1,4 +1,5 @@
 """The two generated tables, ``script_table.py`` and ``script_table.rs``, as text from one set of weights."""
+# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ _RUST = """//! The `script` estimator's tables. Written by `scripts/fit_script_e
 use crate::estimate_script::Table;
 
 pub(crate) const VERSION: u32 = {version};
+/// The digest of both tables, as the readable twin computes it.
 pub const DIGEST: &str = "{digest}";
 pub(crate) const CLASSES: usize = {classes};
 pub(crate) const STATES: usize = {states};
@@ -60,7 +62,11 @@ def python_table(version: int, digest: str, weights: Mapping[str, Mapping[str, i
     """The text of ``script_table.py``."""
     tables = ""
     for variant, table in weights.items():
-        tables += f'    "{variant}": {{\n' + "".join(f'        "{name}": {table[name]},\n' for name in sorted(table)) + "    },\n"
+        tables += (
+            f'    "{variant}": {{\n'
+            + "".join(f'        "{name}": {table[name]},\n' for name in sorted(table))
+            + "    },\n"
+        )
     return _PYTHON.format(version=version, digest=digest, tables=tables)
 
 
@@ -72,6 +78,9 @@ def rust_table() -> str:
     def row(numbers: list[int]) -> str:
         return ", ".join(map(str, numbers))
 
+    def hexadecimal(point: int) -> str:
+        return f"0x{point:04X}" if point < 0x10000 else f"0x{point >> 16:04X}_{point & 0xFFFF:04X}"
+
     def name(state: rules.State) -> str:
         return state.kind + (f", letters {state.letters}, consonants {state.consonants}" if state.letters else "")
 
@@ -79,7 +88,9 @@ def rust_table() -> str:
     built = {variant: pure_script.machine(variant) for variant in script_table.WEIGHTS}
     tables = ""
     for variant, machine in built.items():
-        weights = "".join(f"        [{row(line)}], // {name(state)}\n" for state, line in zip(states, machine.weight, strict=True))
+        weights = "".join(
+            f"        [{row(line)}], // {name(state)}\n" for state, line in zip(states, machine.weight, strict=True)
+        )
         tables += (
             f"/// For {'vocabularies of 100,000 entries and more' if variant == 'large' else 'smaller and unknown vocabularies'}.\n"
             f"#[rustfmt::skip]\npub(crate) const {variant.upper()}: Table = Table {{\n    weight: [\n{weights}    ],\n"
@@ -93,8 +104,12 @@ def rust_table() -> str:
         states=len(states),
         ascii="".join(f"    {row(ascii_classes[i : i + 16])},\n" for i in range(0, 128, 16)),
         ranges_length=len(rules.RANGES),
-        ranges="".join(f"    (0x{a:04X}, 0x{b:04X}, {rules.CLASSES.index(c)}), // {c}\n" for a, b, c in rules.RANGES),
-        after="".join(f"    [{row(line)}], // {name(s)}\n" for s, line in zip(states, built["large"].after, strict=True)),
+        ranges="".join(
+            f"    ({hexadecimal(a)}, {hexadecimal(b)}, {rules.CLASSES.index(c)}), // {c}\n" for a, b, c in rules.RANGES
+        ),
+        after="".join(
+            f"    [{row(line)}], // {name(s)}\n" for s, line in zip(states, built["large"].after, strict=True)
+        ),
         tables=tables.rstrip() + "\n",
     )
 

@@ -19,7 +19,19 @@ from bisect import bisect_right
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["ASCII", "CLASSES", "PUNCTUATION", "RANGES", "SAME5", "State", "class_of", "follow", "reachable", "slots", "utf8_length"]
+__all__ = [
+    "ASCII",
+    "CLASSES",
+    "PUNCTUATION",
+    "RANGES",
+    "SAME5",
+    "State",
+    "class_of",
+    "follow",
+    "reachable",
+    "slots",
+    "utf8_length",
+]
 
 ASCII: dict[str, str] = {
     "vowel": "aeiouy",
@@ -67,9 +79,10 @@ RANGES: tuple[tuple[int, int, str], ...] = (
     (0x1100, 0x1DFF, "other3"),
     (0x1E00, 0x1EFF, "vietnamese"),
     (0x1F00, 0x1FFF, "other3"),
-    (0x2000, 0x200F, "invisible"),
+    (0x2000, 0x200A, "wide_space"),
+    (0x200B, 0x200F, "invisible"),
     (0x2010, 0x2027, "typographic"),
-    (0x2028, 0x202F, "invisible"),
+    (0x2028, 0x202F, "wide_space"),
     (0x2030, 0x205E, "typographic"),
     (0x205F, 0x206F, "invisible"),
     (0x2070, 0x24FF, "symbol"),
@@ -143,7 +156,8 @@ class State(NamedTuple):
     """What stands before a character.
 
     ``kind`` is "line" (start of the text or of a line), "indent" (white space after that), "space" (one space),
-    "spaces" (more), "digit", "mark" (punctuation), "accent" or "rare_accent" (a Latin letter beyond ASCII), "other", "lower" or "upper".
+    "spaces" (more), "digit", "mark" (punctuation), "accent" or "rare_accent" (a Latin letter beyond ASCII), "other",
+    "lower" or "upper".
     After letters, ``letters`` counts those of the word so far (4: four or more; a capital after a small letter begins a
     new word) and ``consonants`` those in a row at the end (3: three or more).
     """

@@ -28,11 +28,12 @@ const _: () = assert!(CLASSES <= ROW && STATES <= ROWS);
 /// The entry of a character in a state is `entries[state * ROW + class]`: the weight above, the next state in the low 8 bits.
 struct Machine {
     entries: [u32; ROWS * ROW],
-    same: [[u16; ROW]; 2],
+    /// By the equal characters before (4: or more) and the class.
+    same: [[u16; ROW]; 5],
 }
 
 const fn machine(table: &Table) -> Machine {
-    let mut built = Machine { entries: [0; ROWS * ROW], same: [[NO_RULE; ROW]; 2] };
+    let mut built = Machine { entries: [0; ROWS * ROW], same: [[NO_RULE; ROW]; 5] };
     let mut state = 0;
     while state < STATES {
         let mut class = 0;
@@ -44,8 +45,10 @@ const fn machine(table: &Table) -> Machine {
     }
     let mut class = 0;
     while class < CLASSES {
-        built.same[0][class] = table.same[class];
-        built.same[1][class] = table.same5[class];
+        built.same[1][class] = table.same[class];
+        built.same[2][class] = table.same[class];
+        built.same[3][class] = table.same[class];
+        built.same[4][class] = table.same5[class];
         class += 1;
     }
     built
@@ -85,11 +88,10 @@ fn class_of(point: u32) -> usize {
 }
 
 /// Where a walk stands: what came before the next character.
-#[derive(Default)]
 struct Walk {
     state: usize,
     last: u32,
-    run: u32,
+    run: usize,
     total: u64,
 }
 
@@ -98,32 +100,54 @@ impl Walk {
     fn step(&mut self, machine: &Machine, point: u32, class: usize) {
         let entry = machine.entries[(self.state * ROW + class) % (ROWS * ROW)];
         self.state = (entry & 0xFF) as usize;
-        let mut weight = entry >> 8;
-        if point == self.last && self.run > 0 {
-            self.run += 1;
-            let again = machine.same[usize::from(self.run >= 5)][class % ROW];
-            if again != NO_RULE {
-                weight = u32::from(again);
-            }
-        } else {
-            self.last = point;
-            self.run = 1;
-        }
-        self.total += u64::from(weight);
+        // Without a branch: whether characters repeat is hard to foretell in text.
+        self.run = if point == self.last { (self.run + 1).min(4) } else { 0 };
+        self.last = point;
+        let again = machine.same[self.run][class % ROW];
+        self.total += u64::from(if again == NO_RULE { entry >> 8 } else { u32::from(again) });
+    }
+
+    #[inline]
+    fn ascii(&mut self, machine: &Machine, byte: u8) {
+        self.step(machine, u32::from(byte), usize::from(ASCII[usize::from(byte & 0x7F)]));
     }
 }
 
+/// What stands at the start of a text, and just as well at the start of a line that is not empty: nothing before it counts.
+const START: Walk = Walk { state: 0, last: u32::MAX, run: 0, total: 0 };
+
+/// A place near the middle where a line begins that is not empty.
+fn middle_line(plain: &[u8]) -> Option<usize> {
+    let from = plain.len() / 2;
+    let at = from + plain[from..].windows(2).position(|pair| pair[0] == b'\n' && pair[1] != b'\n')?;
+    Some(at + 1)
+}
+
+/// Walks ASCII text. Every step waits for the one before, so two halves are walked side by side where they can be parted.
+fn walk_ascii(machine: &Machine, walk: &mut Walk, plain: &[u8]) {
+    let cut = if plain.len() < 256 { None } else { middle_line(plain) };
+    let (first, second) = plain.split_at(cut.unwrap_or(0));
+    let mut other = if cut.is_none() { std::mem::replace(walk, START) } else { START };
+    let side_by_side = first.len().min(second.len());
+    for (&a, &b) in first.iter().zip(second) {
+        walk.ascii(machine, a);
+        other.ascii(machine, b);
+    }
+    first[side_by_side..].iter().for_each(|&byte| walk.ascii(machine, byte));
+    second[side_by_side..].iter().for_each(|&byte| other.ascii(machine, byte));
+    other.total += walk.total;
+    *walk = other;
+}
+
 fn tokens(machine: &Machine, text: &[u8]) -> u64 {
-    let mut walk = Walk::default();
+    let mut walk = START;
     let mut rest = text;
     while let [first, ..] = rest {
         // Runs of ASCII take no decoding.
         if *first < 0x80 {
             let length = rest.iter().position(|byte| *byte >= 0x80).unwrap_or(rest.len());
             let (plain, other) = rest.split_at(length);
-            for &byte in plain {
-                walk.step(machine, u32::from(byte), usize::from(ASCII[usize::from(byte & 0x7F)]));
-            }
+            walk_ascii(machine, &mut walk, plain);
             rest = other;
         } else {
             let length = rest.iter().position(|byte| *byte < 0x80).unwrap_or(rest.len());

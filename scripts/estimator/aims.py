@@ -1,0 +1,125 @@
+"""What is wished of each kind of text: how low the estimate may come against the worst tokenizer, and how high."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimator.formats import KINDS as FORMATS
+from estimator.natural import LANGUAGES, Text
+from estimator.programme import Aims
+from estimator.signs import KINDS as SIGNS
+from estimator.strings import KINDS as STRINGS
+
+EVERYDAY = frozenset(
+    {
+        "English chat",
+        "English docs",
+        "tau speech",
+        "tau system",
+        "tau calls",
+        "tau tool",
+        "SWE agent speech",
+        "SWE agent system",
+        "SWE agent tool",
+        "SWE agent calls",
+        "toolbench tool",
+        "toolbench speech",
+        "Python",
+        "C",
+        "Go",
+        "Rust",
+        "JavaScript",
+        "TypeScript",
+        "minified JS",
+        "markdown",
+        "code deep",
+        "code numbered",
+        "code in JSON",
+        "random words",
+        "stack trace",
+        "diff",
+        "SQL",
+        "HTML",
+        "CSS",
+        "YAML",
+        "shell",
+        "logs",
+        "typographic",
+        "capitals",
+        "camel case",
+    }
+)
+"""Held closest to the real count, with the languages and JSON."""
+WORDY = frozenset({"JSON schema", "API text", "accents decomposed", "toolbench functions", "toolbench system"})
+UNBOUND = frozenset({"rare Han", "white alternating", "word repeated", "white mixed"})
+"""Nothing cheap can tell rare Han from common ones, nor white space that a vocabulary joins from what it does not."""
+REPEATED = {
+    "letter runs": 1.15,
+    "white runs": 1.3,
+    "box rules": 1.08,
+    "rules": 1.12,
+    "rule": 1.0,
+    "punctuation repeated": 1.0,
+    "invisible": 1.0,
+    "blocks": 1.0,
+}
+RARE = frozenset(
+    {
+        "random letters",
+        "rare, 2 bytes",
+        "rare, 3 bytes",
+        "rare, 4 bytes",
+        "dingbats",
+        "accents random",
+        "transliterated",
+        "half-width kana",
+        "full width",
+        "punctuation random",
+        "punctuation spaced",
+        "invented names",
+        "controls",
+        "formulas",
+        "no-break spaces",
+        "Telugu",
+        "Telugu alone",
+        "Kannada",
+        "Kannada alone",
+    }
+)
+LOW_SPREAD = 1.3
+
+
+def of(table: str, texts: Sequence[Text], real: NDArray[np.float64]) -> dict[str, Aims]:
+    """The aims of every kind among ``texts``; ``real`` has a row for each text and a column for each tokenizer."""
+    kinds = np.array([text.kind for text in texts])
+    return {kind: _of(kind, table, real[kinds == kind].sum(axis=0)) for kind in sorted(set(kinds))}
+
+
+def _of(kind: str, table: str, totals: NDArray[np.float64]) -> Aims:
+    if kind in UNBOUND:
+        return Aims(floor=0.5, ceiling=3.0, weight=0.1, single=0.0)
+    if kind in REPEATED:
+        return Aims(floor=REPEATED[kind], ceiling=3.0, weight=0.1, single=0.5)
+    spread = totals.max() / np.median(totals)
+    language = kind.removesuffix(" alone")
+    floor = 1.01 if kind in FORMATS | STRINGS | SIGNS else 1.04
+    if language in ("Bulgarian", "Serbian"):
+        floor = 1.0
+    if kind == "CSS":
+        floor = 0.98
+    if kind == "base64":
+        floor = 1.0
+    if kind in RARE:
+        floor, ceiling, weight = {"random letters": 0.95, "invented names": 0.96}.get(kind, 1.0), 1.55, 0.2
+    elif kind in EVERYDAY or kind.startswith("JSON") or language in LANGUAGES:
+        ceiling, weight = (1.22 if table == "large" else 1.36), 1.5
+    else:
+        ceiling, weight = 1.4, 1.0
+    if kind in WORDY:
+        ceiling, weight = 1.45, 1.0
+    if spread <= LOW_SPREAD:
+        ceiling = min(ceiling, 1.5 / spread)
+    return Aims(floor, ceiling, weight, 0.92 if weight > 0.5 else 0.85)
