@@ -24,7 +24,7 @@ __all__ = ["SettingRow", "Settings"]
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"(?i)(key|token|secret|password)$")
-_USERINFO = re.compile(r"(?<=//)[^/@\s]*(?=@)|^[^/@\s]*(?=@)")
+_USERINFO = re.compile(r"(?:(?<=//)|^)[^/\s]+(?=@)")
 
 
 class SettingRow(NamedTuple):
@@ -136,7 +136,7 @@ class Settings:
 
     @classmethod
     def load(cls, home: Path | str | None = None, env: Mapping[str, str] | None = None, **overrides: Any) -> Self:
-        """The settings of ``home`` (that of the environment when None); ``overrides`` win over all else.
+        """The settings of ``home`` (that of the environment when None); ``overrides`` win over all else, unless None.
 
         ``warnings`` names unknown keys of config.toml and a file that cannot be read.
 
@@ -230,7 +230,7 @@ def _given(
     file: Path,
 ) -> tuple[Any, str] | None:
     """The value that counts and where it stands, or None for the default. Empty variables are not set."""
-    if name in overrides:
+    if overrides.get(name) is not None:
         return overrides[name], "argument"
     if not metadata["file_only"]:
         for variable in _variables(name, metadata["also"]):

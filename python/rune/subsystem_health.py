@@ -39,10 +39,12 @@ logger = logging.getLogger("rune.subsystem_health")
 ERROR_TEXT_MAX = 300
 STORAGE = "storage.degraded"
 
+# In front of a secret: a scheme of an Authorization header, or the name of a key.
 _SECRETS = re.compile(
-    r"(?P<before>(?i:\bbearer\s+|\bapi[_-]?key['\"]?\s*[=:]\s*['\"]?|\bauthorization['\"]?\s*[=:]\s*['\"]?(?:basic\s+)?)"
-    r"|//[^/\s:@]*:)(?P<secret>[^\s'\"&@/]+)"
+    r"(?i)(\bauthorization['\"]?\s*[=:]\s*['\"]?(?:(?:basic|bearer)\s+)?|\bbearer\s+|\bapi[_-]?key['\"]?\s*[=:]\s*['\"]?)"
+    r"[^\s'\"&]+"
 )
+_USERINFO = re.compile(r"(?<=//)[^/\s]+(?=@)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ def error_text(exc: BaseException | str) -> str:
         except Exception:
             message = ""
         text = f"{type(exc).__name__}: {message}" if message else type(exc).__name__
-    text = _SECRETS.sub(r"\g<before>***", text[: 4 * ERROR_TEXT_MAX])
+    text = _USERINFO.sub("***", _SECRETS.sub(r"\1***", text[: 4 * ERROR_TEXT_MAX]))
     return text.encode("utf-8", "backslashreplace").decode("utf-8")[:ERROR_TEXT_MAX]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,9 @@ class DurableLog:
             self._fd = os.open(self._name, _OPEN_FLAGS | os.O_CREAT, 0o600)
             self._sync_folder()
         found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            self._close_file()
+            raise OSError("it is no regular file")
         self._identity = (found.st_dev, found.st_ino)
         self._whole = -1
         return found.st_size

@@ -63,30 +63,41 @@ def _snapshot(path: Path) -> list[BinaryIO]:
     """The log's files, open, newest first, as they were at one moment.
 
     Files only ever move to the next number. Looked at in that direction, a file that moves meanwhile is met again rather than
-    missed; whatever was found since it was first met is newer than this moment, and is left out.
+    missed; whatever was found since it was first met is newer than this moment, and is left out. Should the first file be
+    rotated all the way out meanwhile, it is looked at anew.
     """
-    held: list[tuple[tuple[int, int], BinaryIO]] = []
-    names = [path.name, *(f"{path.name}.{n}" for n in range(1, max(numbered(path), default=0) + 2))]
-    try:
-        for name in names:
-            file = _open(path.with_name(name))
-            if file is None:
-                continue
-            found = os.fstat(file.fileno())
-            identity = (found.st_dev, found.st_ino)
-            known = next((i for i, (other, _) in enumerate(held) if other == identity), None)
-            if known is None:
-                held.append((identity, file))
-                continue
-            file.close()
-            for _, newer in held[known + 1 :]:
-                newer.close()
+    for _ in range(_TRIES):
+        held: list[BinaryIO] = []
+        try:
+            _collect(path, held)
+            if not held or os.fstat(held[0].fileno()).st_nlink > 0:
+                return held
+        except BaseException:
+            _close(held)
+            raise
+        _close(held)
+    raise OSError("it is rotated faster than it can be read")
+
+
+def _collect(path: Path, held: list[BinaryIO]) -> None:
+    number, last = 0, -1
+    # One number past the last is looked at too, and the last is looked up again: files may have moved there meanwhile.
+    while number <= last + 1 or number <= (last := max(numbered(path), default=0)) + 1:
+        file = _open(path.with_name(f"{path.name}.{number}") if number else path)
+        number += 1
+        if file is None:
+            continue
+        known = next((i for i, other in enumerate(held) if os.path.sameopenfile(other.fileno(), file.fileno())), None)
+        if known is None:
+            held.append(file)
+        else:
+            _close([file, *held[known + 1 :]])
             del held[known + 1 :]
-    except BaseException:
-        for _, file in held:
-            file.close()
-        raise
-    return [file for _, file in held]
+
+
+def _close(files: list[BinaryIO]) -> None:
+    for file in files:
+        file.close()
 
 
 def _open(path: Path) -> BinaryIO | None:
