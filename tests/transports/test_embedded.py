@@ -195,9 +195,21 @@ assert connection.getresponse().read(50)
 
 @pytest.mark.parametrize("closes", [True, False], ids=["before_stop closes", "nobody closes"])
 def test_a_process_that_ends_in_the_middle_of_an_answer_ends_cleanly(closes: bool) -> None:
-    script = STREAMING + ("lease.before_stop = connection.close\n" if closes else "")
-    done = run_script(script + "print('end')")
-    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+    script = STREAMING + "def before_stop():\n    print('stopping', flush=True)\n"
+    script += "    connection.close()\n" if closes else ""
+    done = run_script(script + "lease.before_stop = before_stop\nprint('end')")
+    assert (done.returncode, done.stdout) == (0, "end\nstopping\n"), done.stderr
+
+
+def test_waiting_threads_sleep_soon_and_the_environment_stays_as_it_was() -> None:
+    script = (
+        "import os\nfrom rune.transports import embedded\nbefore = dict(os.environ)\n"
+        "with embedded._short_spins():\n    print(os.environ['GOMP_SPINCOUNT'])\n"
+        "assert dict(os.environ) == before\nos.environ['OMP_WAIT_POLICY'] = 'active'\n"
+        "with embedded._short_spins():\n    print('GOMP_SPINCOUNT' in os.environ)\n"
+    )
+    done = run_script(script)
+    assert done.stdout == "1000\nFalse\n", done.stderr
 
 
 def test_a_process_that_hangs_in_the_stop_is_ended() -> None:

@@ -156,6 +156,7 @@ def test_whole_tool_calls_without_numbers_stay_apart() -> None:
         # prompt_n is the new part alone; with the cached part it is the prompt.
         ({"timings": {"prompt_n": 3, "cache_n": 6, "predicted_n": 2}}, (9, 2, 6)),
         ({"timings": {"prompt_n": 3, "predicted_n": 2}}, (None, 2, None)),
+        ({"timings": {"prompt_n": 0, "cache_n": 0}}, (None, None, 0)),
     ],
 )
 def test_counts_are_the_servers_or_unknown(last: dict[str, Any], counts: tuple[int | None, ...]) -> None:
