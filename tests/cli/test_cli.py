@@ -263,3 +263,27 @@ def test_every_command_has_help_with_an_example(rune: Rune) -> None:
         done = rune(name, "--help")
         assert done.returncode == 0
         assert "Example:" in done.stdout
+
+
+def test_a_full_disk_does_not_stop_the_answer_and_tears_no_row(rune: Rune, ollama: PlaybackServer) -> None:
+    resource = pytest.importorskip("resource")
+    assert rune("ask", "first", "--session", "s").returncode == 0
+    trace = rune.home / "state" / "inference_traces.jsonl"
+    before = trace.read_bytes()
+    limit = len(before) + 100  # like a disk that fills up in the middle of the next row
+    done = subprocess.run(
+        [sys.executable, "-m", "rune.cli.main", "ask", "second", "--session", "s"],
+        capture_output=True,
+        text=True,
+        env=rune.env,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Rayleigh" in done.stdout
+    assert "storage.degraded" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert trace.read_bytes() == before
+    assert rune("ask", "third", "--session", "s").returncode == 0
+    assert [row["capsule_messages"][-1]["content"] for row in rune.json("traces", "tail")] == ["first", "third"]
