@@ -25,8 +25,9 @@ __all__ = ["HEADING", "Abstraction", "Fact", "connect", "write_facts"]
 HEADING = "My learned knowledge"
 TOP = 3
 TEXT_MAX = 100_000  # characters of one fact
-_KNOWN_MAX, _UNKNOWN_MAX = 5, 2  # patterns looked up for one task
-_HITS_MAX = 100  # facts read for one pattern, the latest first
+_KNOWN_MAX, _UNKNOWN_MAX = 3, 1  # patterns looked up for one task
+_BEGINNINGS_MAX = 24  # terms of a task of which it is asked whether a stored word begins so
+_HITS_MAX = 50  # facts read for one pattern, the latest first
 _WHOLE, _START, _INSIDE = 1.0, 0.5, 0.2
 
 
@@ -143,12 +144,12 @@ def _scores(connection: sqlite3.Connection, task: str) -> dict[int, float]:
     if not total or not total[0]:
         return {}
     scores: dict[int, float] = {}
-    for pattern in _patterns(connection, task):
+    for pattern, df in _patterns(connection, task):
         hits = connection.execute(
             "SELECT rowid, folded FROM fact_like WHERE folded LIKE ? ORDER BY rowid DESC LIMIT ?",
             (f"%{pattern}%", _HITS_MAX),
         ).fetchall()
-        weight = math.log(1 + total[0] / (len(hits) or 1))
+        weight = math.log(1 + total[0] / max(len(hits), df, 1))
         word = pattern.strip()
         for row, folded in hits:
             how = _WHOLE if f" {word} " in folded else _START if f" {word}" in folded else _INSIDE
@@ -156,12 +157,23 @@ def _scores(connection: sqlite3.Connection, task: str) -> dict[int, float]:
     return scores
 
 
-def _patterns(connection: sqlite3.Connection, task: str) -> list[str]:
-    """The task's terms that few facts have, and a few that none has as a word: they may stand inside one."""
+def _patterns(connection: sqlite3.Connection, task: str) -> list[tuple[str, int]]:
+    """The task's terms that the fewest facts have, as words or as beginnings of words, and one that may be inside a word.
+
+    Each with the number of facts that are known to have it.
+    """
     terms, _ = query_terms(task)
     df = text_index.frequencies(connection, "fact", terms)
-    known = sorted((term for term in terms if term in df), key=lambda term: (df[term], term))
-    unknown = sorted((term for term in terms if term not in df), key=lambda term: (-len(term), term))
-    chosen = known[:_KNOWN_MAX] + unknown[:_UNKNOWN_MAX]
-    spaced = [" ".join(units(term)) for term in chosen]
-    return [pattern if len(pattern) > 2 else f" {pattern} " for pattern in spaced]
+    absent = [term for term in terms if term not in df and len(term) > 2]
+    for term in absent[:_BEGINNINGS_MAX]:
+        longer = connection.execute(
+            "SELECT sum(df) FROM (SELECT df FROM term_df WHERE kind = 'fact' AND term > ? AND term < ? LIMIT 20)",
+            (term, term + "\U0010ffff"),
+        ).fetchone()[0]
+        if longer:
+            df[term] = longer
+    known = sorted(df, key=lambda term: (df[term], term))
+    inside = sorted((term for term in absent if term not in df and len(term) > 3), key=lambda term: (len(term), term))
+    chosen = known[:_KNOWN_MAX] + inside[:_UNKNOWN_MAX]
+    spaced = [(" ".join(units(term)), df.get(term, 0)) for term in chosen]
+    return [(pattern if len(pattern) > 2 else f" {pattern} ", n) for pattern, n in spaced]

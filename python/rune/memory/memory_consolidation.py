@@ -79,9 +79,10 @@ class MemoryConsolidation:
     def _save_knowledge(self, recalled: Iterable[int] = ()) -> Saved:
         """One step: count ``recalled``, merge and promote up to 64 new rows. With nothing new it writes nothing."""
         recalled = sorted(set(recalled))
-        with self._db.read() as connection:
-            if not recalled and connection.execute("SELECT 1 FROM memory_queue LIMIT 1").fetchone() is None:
-                return Saved()
+        if not recalled:
+            with self._db.read() as connection:
+                if connection.execute("SELECT 1 FROM memory_queue LIMIT 1").fetchone() is None:
+                    return Saved()
         with self._db.write() as connection:
             now = self._db.clock()
             connection.executemany(

@@ -49,7 +49,7 @@ PERSONA_QUERY = (
 )
 _CACHE_MAX = 256
 
-_Cache = OrderedDict[tuple[str, int, bytes], tuple[int, tuple["Memory", ...]]]
+_Cache = OrderedDict[tuple[str, int, bytes], tuple[object, tuple["Memory", ...], str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +83,34 @@ def cached_recall(db: Database, task: str, budget: int = RECALL_BUDGET, *, kind:
     Persona memories that the task does not name fill the rest of their budget, the latest first: all of them are about
     who Rune is. Raises StorageError.
     """
-    found = recall(db, task, budget, kind=kind)
-    return block(HEADINGS[kind], [memory.text for memory in sorted(found, key=lambda memory: memory.id)])
+    return _recalled(db, task, budget, kind)[1]
 
 
 def recall(db: Database, task: str, budget: int = RECALL_BUDGET, *, kind: str = "memory") -> tuple[Memory, ...]:
     """As ``cached_recall``, as rows and best first. Answers are kept until any process changes the store."""
+    return _recalled(db, task, budget, kind)[0]
+
+
+def _recalled(db: Database, task: str, budget: int, kind: str) -> tuple[tuple[Memory, ...], str | None]:
     known(kind)
     digest = hashlib.blake2b(task.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     key = (kind, budget, digest)
     with _lock:
         cache = _caches.setdefault(db, OrderedDict())
     with db.read() as connection:
-        now = text_index.generation(connection, kind)
+        now = (db.source, text_index.generation(connection, kind))
         with _lock:
             kept = cache.get(key)
         if kept is not None and kept[0] == now:
-            return kept[1]
+            return kept[1:]
         found = tuple(_find(connection, kind, task, budget, fill=kind == "persona"))
+    text = block(HEADINGS[kind], [memory.text for memory in sorted(found, key=lambda memory: memory.id)])
     with _lock:
-        cache[key] = (now, found)
+        cache[key] = (now, found, text)
         cache.move_to_end(key)
         if len(cache) > _CACHE_MAX:
             cache.popitem(last=False)
-    return found
+    return found, text
 
 
 def search(db: Database, query: str, limit: int = 20, *, kind: str = "memory") -> list[Memory]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rune.errors import InvalidInput
@@ -43,7 +44,7 @@ def names_in(connection: sqlite3.Connection, table: str, text: str, *, stemmed: 
     """The keys of ``table`` (``alias`` or ``neuron``) that ``text`` names, longest first at each place, each key once."""
     words = _words(text, stemmed)
     if len(words) > _UNITS_MAX:
-        words = words[: _UNITS_MAX // 2] + words[-_UNITS_MAX // 2 :]
+        words = [*words[: _UNITS_MAX // 2], *words[-_UNITS_MAX // 2 :]]
     longest = {
         word: most
         for word, most in connection.execute(
@@ -77,6 +78,6 @@ def names_in(connection: sqlite3.Connection, table: str, text: str, *, stemmed: 
     return list(found)
 
 
-def _words(text: str, stemmed: bool) -> list[str]:
+def _words(text: str, stemmed: bool) -> Sequence[str]:
     words = units(text)
     return [stem(word) for word in words] if stemmed else words

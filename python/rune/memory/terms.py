@@ -65,6 +65,11 @@ def fold(text: str) -> str:
 
 
 def stem(word: str) -> str:
+    """``_stem``, remembered."""
+    return _stems[word]
+
+
+def _stem(word: str) -> str:
     """A folded word without its commonest endings, so that "prefers" finds "preferred".
 
     ASCII words lose English endings; words with other letters keep their first six, since most languages inflect at the
@@ -92,16 +97,19 @@ class _Stems(dict[str, str]):
     """Stems already worked out; started anew when they would take too much memory."""
 
     def __missing__(self, word: str) -> str:
+        if len(word) > TERM_MAX:
+            return _stem(word)
         if len(self) >= 1 << 17:
             self.clear()
-        self[word] = found = stem(word)
+        self[word] = found = _stem(word)
         return found
 
 
 _stems = _Stems()
 
 
-def units(text: str) -> list[str]:
+@functools.lru_cache(maxsize=8)
+def units(text: str) -> tuple[str, ...]:
     """The folded words of ``text`` in order; each character of an unspaced script is a word of its own."""
     found: list[str] = []
     for word, unspaced in _runs(text):
@@ -109,7 +117,7 @@ def units(text: str) -> list[str]:
             found.extend(word)
         else:
             found.append(word[:TERM_MAX])
-    return found
+    return tuple(found)
 
 
 def index_terms(text: str) -> list[str]:
@@ -126,8 +134,12 @@ def index_terms(text: str) -> list[str]:
     return found
 
 
-def query_terms(text: str) -> tuple[list[str], bool]:
-    """The distinct terms of a question in order, and whether they inform (False: nothing but stop words was there)."""
+@functools.lru_cache(maxsize=8)
+def query_terms(text: str) -> tuple[tuple[str, ...], bool]:
+    """The distinct terms of a question in order, and whether they inform (False: nothing but stop words was there).
+
+    Kept for the next stores, which are asked about the same task.
+    """
     stopped: dict[str, None] = {}
     found: dict[str, None] = {}
     for word, unspaced in dict.fromkeys(_runs(text)):
@@ -137,7 +149,7 @@ def query_terms(text: str) -> tuple[list[str], bool]:
             stopped[stem(word)] = None
         else:
             found[_stems[word]] = None
-    return (list(found), True) if found else (list(stopped), False)
+    return (tuple(found), True) if found else (tuple(stopped), False)
 
 
 def merge_key(text: str) -> bytes:

@@ -10,6 +10,7 @@ Functions take a connection inside a transaction of ``rune.storage.database.Data
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import sqlite3
@@ -23,8 +24,9 @@ from rune.storage.schema import INDEXED
 __all__ = ["Counts", "frequencies", "generation", "insert", "matches", "purge", "remove", "touch"]
 
 CANDIDATES = 2000
-RANKED = 64
-TERMS_MAX = 24  # posting lists read for one question
+RANKED = 40
+TERMS_MAX = 16  # posting lists read for one question
+WEIGHED_MAX = 96  # terms that count in the ranking
 LOOKUPS_MAX = 16_384  # distinct terms of a question whose frequency is looked up
 _K1, _B = 1.2, 0.75
 
@@ -123,37 +125,40 @@ def matches(connection: sqlite3.Connection, kind: str, question: str, limit: int
     if not terms or not stat or not stat[0]:
         return []
     total, length = stat
-    found = sorted(frequencies(connection, kind, terms).items(), key=lambda row: (row[1], row[0]))
-    if not informing and len(found) < len(terms):
+    rarest = sorted((df, term) for term, df in frequencies(connection, kind, terms).items())
+    if not informing and len(rarest) < len(terms):
         return []
-    weights = {term: math.log(1 + (total - df + 0.5) / (df + 0.5)) for term, df in found[: 4 * TERMS_MAX]}
-    candidates = _candidates(connection, kind, found, weights)
-    best = sorted(candidates, key=lambda row: (-candidates[row], -row))[: max(RANKED, limit)]
-    ranked = []
+    weights = {term: math.log(1 + (total - df + 0.5) / (df + 0.5)) for df, term in rarest[:WEIGHED_MAX]}
+    candidates = _candidates(connection, kind, rarest, weights)
+    best = heapq.nlargest(max(RANKED, limit), ((score, row) for row, score in candidates.items()))
     table, _ = INDEXED[kind]
     marks = ",".join("?" * len(best))
-    for row, stored, n in connection.execute(f"SELECT id, terms, length FROM {table} WHERE id IN ({marks})", best):
-        counts = Counter(stored.split())
-        if not informing and not all(counts[term] for term in terms):
-            continue
-        norm = _K1 * (1 - _B + _B * n * total / (length or 1))
-        score = sum(w * counts[t] * (_K1 + 1) / (counts[t] + norm) for t, w in weights.items() if t in counts)
-        ranked.append((row, round(score, 9)))
-    ranked.sort(key=lambda row: (-row[1], -row[0]))
-    return ranked[:limit]
+    ranked = []
+    for row, stored, n in connection.execute(
+        f"SELECT id, terms, length FROM {table} WHERE id IN ({marks})", [row for _, row in best]
+    ):
+        words = stored.split()
+        shared = weights.keys() & words
+        if informing or len(shared) == len(terms):
+            norm = _K1 * (1 - _B + _B * n * total / (length or 1))
+            score = 0.0
+            for term in sorted(shared):  # sums of floats hang on their order
+                times = words.count(term)
+                score += weights[term] * times * (_K1 + 1) / (times + norm)
+            ranked.append((-round(score, 9), -row))
+    ranked.sort()
+    return [(-row, -score) for score, row in ranked[:limit]]
 
 
 def _candidates(
-    connection: sqlite3.Connection, kind: str, found: list[tuple[str, int]], weights: dict[str, float]
+    connection: sqlite3.Connection, kind: str, rarest: list[tuple[int, str]], weights: dict[str, float]
 ) -> dict[int, float]:
     scores: dict[int, float] = {}
     room = CANDIDATES
-    for term, df in found[:TERMS_MAX]:
+    statement = f"SELECT rowid FROM {kind}_fts WHERE {kind}_fts MATCH ? ORDER BY rowid DESC LIMIT ?"
+    for df, term in rarest[:TERMS_MAX]:
         weight = weights[term]
-        rows = connection.execute(
-            f"SELECT rowid FROM {kind}_fts WHERE {kind}_fts MATCH ? ORDER BY rowid DESC LIMIT ?", (f'"{term}"', room)
-        )
-        for (row,) in rows:
+        for (row,) in connection.execute(statement, (f'"{term}"', room)):
             scores[row] = scores.get(row, 0.0) + weight
         room -= df
         if room <= 0:

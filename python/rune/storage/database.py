@@ -17,7 +17,8 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -67,6 +68,7 @@ class Database:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = Path(path)
+        self._file = os.fspath(path)
         self.readonly = readonly
         self.timeout = timeout
         self.clock = clock
@@ -87,82 +89,53 @@ class Database:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def source(self) -> object:
+        """What reads stand on at the moment: changes when another file takes the place of this one."""
+        return self._source
+
     def close(self) -> None:
         """Close what is idle; connections still leased close when they come back. Use after this opens anew."""
         with self._lock:
             self._forget_source()
 
-    @contextlib.contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
+    def read(self) -> AbstractContextManager[sqlite3.Connection]:
         """A connection on one snapshot; no rows when the database is absent. Raises StorageError."""
-        with self._errors("read"), self._lease(writing=False) as connection:
-            self._begin(connection, "BEGIN")
-            try:
-                yield connection
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+        return _Transaction(self, writing=False)
 
-    @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self) -> AbstractContextManager[sqlite3.Connection]:
         """A connection that holds the write lock: commits at the end, rolls back on any error. Raises StorageError."""
-        with self._errors("write"), self._lease(writing=True) as connection:
-            self._begin(connection, "BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+        return _Transaction(self, writing=True)
 
     def checkpoint(self) -> None:
         """Move everything into the main file and empty the log, so that no forgotten text stays there.
 
         Leaves it to a later one when another process is reading at this moment.
         """
-        with self._errors("write"), self._lease(writing=True) as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-    @contextlib.contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
         try:
-            yield
-        except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
-            raise  # a mistake of this program, not of the file
-        except (sqlite3.Error, OSError) as exc:
-            raise storage_error(exc, self.path, doing) from exc
-
-    def _begin(self, connection: sqlite3.Connection, statement: str) -> None:
-        def begin() -> None:
+            connection, source = self._take(writing=True)
             try:
-                connection.execute(statement)
-                connection.execute("SELECT generation FROM stat LIMIT 1").fetchone()  # takes the snapshot now
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                self._give_back(connection, source)
+        except (sqlite3.Error, OSError) as exc:
+            raise storage_error(exc, self.path, "write") from exc
 
-        self._patiently(begin)
-
-    @contextlib.contextmanager
-    def _lease(self, *, writing: bool) -> Iterator[sqlite3.Connection]:
+    def _take(self, *, writing: bool) -> tuple[sqlite3.Connection, object]:
+        """A connection for this thread alone, and what it stands on."""
         with self._lock:
             self._look(writing)
             source, opener = self._source, self._open
             connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            connection = self._patiently(opener)
-        try:
-            yield connection
-        except BaseException:
-            connection.close()  # after an error it may stand on a broken page
-            raise
+        return connection or self._patiently(opener), source
+
+    def _give_back(self, connection: sqlite3.Connection, source: object, *, sound: bool = True) -> None:
+        """Keep a connection for the next; one that met an error may stand on a broken page and is closed."""
         with self._lock:
-            keep = self._source is source and self._pid == os.getpid() and len(self._idle) < _IDLE_MAX
-            if keep:
+            if sound and self._source is source and self._pid == os.getpid() and len(self._idle) < _IDLE_MAX:
                 self._idle.append(connection)
-        if not keep:
-            connection.close()
+                return
+        connection.close()
 
     def _patiently(self, action: Callable[[], _T]) -> _T:
         """SQLite's own wait does not cover every case of "locked": a recovery, the last connection closing."""
@@ -183,16 +156,18 @@ class Database:
             self._idle, self._copies, self._source = [], [], None
             self._finalizer.detach()
             self._own_process()
+        if self._source and not self._source[0] and self._source[1] and self._source[1] == files.inode(self._file):
+            return  # the usual case, and on the path of every turn
         frozen = self.readonly or not os.access(self.path.parent, os.W_OK)
         if writing:
             if self.readonly:
                 raise StorageError(f"{self.path} was opened read-only; open it without readonly to write.")
-            if files.inode(self.path) is None:
+            if files.inode(self._file) is None:
                 files.create(self.path, self.clock())
             elif frozen:
                 raise OSError("read-only folder")
             frozen = False
-        found = files.state(self.path) if frozen else files.inode(self.path)
+        found = files.state(self.path) if frozen else files.inode(self._file)
         source = (frozen, found)
         if self._source == source:
             return
@@ -254,6 +229,59 @@ class Database:
             if schema.verify(connection, str(self.path)) < schema.LATEST:
                 schema.migrate(connection, str(self.path))
         return lambda: files.connect(copy)
+
+
+class _Transaction:
+    """What ``with`` holds between ``BEGIN`` and the end; a class, since a generator costs more than the transaction."""
+
+    __slots__ = ("_connection", "_db", "_source", "_writing")
+
+    def __init__(self, db: Database, *, writing: bool) -> None:
+        self._db = db
+        self._writing = writing
+
+    def __enter__(self) -> sqlite3.Connection:
+        try:
+            self._connection, self._source = self._db._take(writing=self._writing)
+            try:
+                self._begin()
+            except sqlite3.OperationalError:
+                self._db._patiently(self._begin)
+            return self._connection
+        except (sqlite3.Error, OSError) as exc:
+            if hasattr(self, "_connection"):
+                self._db._give_back(self._connection, self._source, sound=False)
+            raise storage_error(exc, self._db.path, self._doing) from exc
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        connection = self._connection
+        sound = False
+        try:
+            if connection.in_transaction:
+                connection.execute("COMMIT" if self._writing and exc is None else "ROLLBACK")
+            sound = exc is None
+        except sqlite3.Error as end:
+            exc = exc or end
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        finally:
+            self._db._give_back(connection, self._source, sound=sound)
+        mistake = isinstance(exc, sqlite3.ProgrammingError | sqlite3.InterfaceError)  # of this program, not of the file
+        if isinstance(exc, sqlite3.Error) and not mistake:
+            raise storage_error(exc, self._db.path, self._doing) from exc
+
+    @property
+    def _doing(self) -> str:
+        return "write" if self._writing else "read"
+
+    def _begin(self) -> None:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE" if self._writing else "BEGIN")
+            self._connection.execute("SELECT generation FROM stat LIMIT 1").fetchone()  # takes the snapshot now
+        except sqlite3.Error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
 
 
 def _open_empty() -> sqlite3.Connection:

@@ -127,7 +127,7 @@ def stamp(now: float) -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
 
 
-def inode(path: Path) -> tuple[int, ...] | None:
+def inode(path: str | Path) -> tuple[int, ...] | None:
     """Which file stands under this name; None when none does."""
     try:
         found = os.stat(path)
