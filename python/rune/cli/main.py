@@ -27,6 +27,7 @@ __all__ = ["cli", "main"]
 _COMMANDS = {
     "ask": "rune.cli.ask:ask",
     "doctor": "rune.cli.doctor:doctor",
+    "memory": "rune.cli.memory:memory",
     "models": "rune.cli.models:models",
     "plan": "rune.cli.plan:plan",
     "sessions": "rune.cli.sessions:sessions",
