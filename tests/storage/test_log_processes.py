@@ -291,6 +291,14 @@ def test_a_holder_that_never_lets_go_is_an_error_and_not_a_hang(path: Path) -> N
     assert ids(log) == [1, 3]
 
 
+def test_a_lock_that_was_removed_and_made_anew_still_excludes(path: Path) -> None:
+    log = DurableLog(path, lock_timeout=0.05)
+    log.append({"id": 1})
+    path.with_name(path.name + ".lock").unlink()
+    with held_by_another(path), pytest.raises(StorageError, match="held"):
+        log.append({"id": 2})
+
+
 def test_threads_do_not_wait_for_ever_for_one_another(path: Path) -> None:
     path.parent.mkdir()
     lock = FileLock(path, timeout=0.05)

@@ -114,7 +114,6 @@ class DurableLog:
                     self._close_file()
 
     def _write(self, line: bytes, size: int) -> None:
-        self._whole = -1
         try:
             written = os.write(self._fd, line)
             if written != len(line):
