@@ -260,7 +260,7 @@ def test_a_plan_asks_nothing_and_writes_nothing(home: Path) -> None:
     with operator(home, []) as rune:
         _, trace = rune.plan("What is due today?", window=8192)
         assert rune.engine()[0].sent == []  # type: ignore[attr-defined]
-    assert trace["admitted"] == ["persona", "tools", "user"]
+    assert trace["admitted"] == ["persona", "tools", "tool_schemas", "user"]
     assert trace["budget"] == 5735
     assert not home.exists()
 

@@ -82,7 +82,7 @@ def ollama(rune: Rune) -> Any:
 def test_plan_prints_the_broker_trace_and_writes_nothing(rune: Rune) -> None:
     trace = rune.json("plan", "What is due today?", "--window", "8192")
     assert list(trace)[: len(TRACE_KEYS)] == TRACE_KEYS
-    assert (trace["budget"], trace["admitted"]) == (5735, ["persona", "tools", "user"])
+    assert (trace["budget"], trace["admitted"]) == (5735, ["persona", "tools", "tool_schemas", "user"])
     assert set(trace["blocks"][0]) >= {"name", "priority", "tokens", "source", "evictable", "admitted", "reason"}
     assert not rune.home.exists()
 
@@ -206,7 +206,7 @@ def test_plan_behind_imported_messages(rune: Rune, tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     file.write_text(json.dumps({"messages": [{"role": "system", "content": "Be brief."}, *turns]}), encoding="utf-8")
     trace = rune.json("plan", "next", "--window", "8192", "--messages", str(file), "--show-messages")
-    assert trace["admitted"] == ["persona", "session_system", "tools", "history", "user"]
+    assert trace["admitted"] == ["persona", "session_system", "tools", "tool_schemas", "history", "user"]
     assert trace["ext"]["history"]["admitted"] == 8
     sent = trace["ext"]["messages"]
     assert "Be brief." in sent[0]["content"]
