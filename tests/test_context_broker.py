@@ -883,6 +883,7 @@ def test_readmission_runs_no_contributor_again_except_those_of_another_model() -
     assert calls[2:] == [("model_profile", "large")]
     assert again.block("model_profile").content == "model_profile for large"
     assert again.block("memory").content == "memory for small"
+    assert trace["admitted"] == ["persona", "memory", "model_profile", "user"]
     assert trace["model_id"] == "large" and trace["ext"]["readmitted"]["model_id"] == "small"
 
 
@@ -912,6 +913,45 @@ def test_readmission_with_other_runtime_entries_replaces_them() -> None:
     assert "tool_schemas" in broker.readmit(capsule)[1]["admitted"]
     _, trace = broker.readmit(capsule, budget=100, extra_blocks=[])
     assert trace["admitted"] == ["persona", "user"]
+
+
+def test_what_overflowed_is_readmitted_without_running_contributors_again() -> None:
+    broker = with_user(small_broker(8192))
+    calls: list[str] = []
+    add(broker, "consolidated", lambda task, session: calls.append(task) or "knowledge", bucket=5)
+    with pytest.raises(ContextOverflowError) as caught:
+        broker.assemble("hello", None, "m", extra_blocks=[LedgerEntry("tool_schemas", tokens=6000)])
+    capsule, trace = broker.readmit(caught.value.capsule, extra_blocks=[])
+    assert trace["admitted"] == ["persona", "consolidated", "user"] and calls == ["hello"]
+    assert capsule.to_messages()[-1]["content"] == "hello"
+
+
+def test_readmission_keeps_the_estimator_that_the_capsule_was_measured_with() -> None:
+    class Words:
+        key = "words/1"
+
+        def many(self, texts: list[str], /) -> list[int]:
+            return [len(text.split()) for text in texts]
+
+    broker = with_user(small_broker())
+    capsule, trace = broker.assemble("hello there", None, "m")
+    assert trace["admitted_total"] == 3 + 2
+    capsule, trace = broker.readmit(capsule, estimator=Words())
+    assert (trace["admitted_total"], trace["ext"]["estimator"]) == (3 + 2, "words/1")
+    _, trace = broker.readmit(capsule, window=4096)
+    assert trace["ext"]["estimator"] == "words/1"
+    _, trace = broker.readmit(capsule, model_id="another")
+    assert trace["ext"]["estimator"] == "chars4/1"
+
+
+def test_a_block_that_was_emptied_leaves_no_gap() -> None:
+    broker = with_user(small_broker())
+    add(broker, "memory", "## Context\n- note", bucket=3)
+    capsule, _ = broker.assemble("hello", None, "m")
+    capsule.block("memory").content = ""
+    assert capsule.to_messages()[0]["content"] == "You are Rune."
+    capsule.block("user").content = ""
+    assert [m["role"] for m in capsule.to_messages()] == ["system"]
 
 
 def test_readmission_keeps_the_names_of_what_had_failed() -> None:

@@ -114,6 +114,21 @@ def test_what_is_handed_out_is_a_copy() -> None:
     assert conversation.messages() == turn(1)
 
 
+def test_a_copy_shares_no_tool_call_and_no_image() -> None:
+    given_messages = [
+        {"role": "user", "content": "look", "images": ["AAAA"]},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    ]
+    one = Turn(given_messages)
+    for message in one:
+        if "images" in message:
+            message["images"].append("BBBB")
+        else:
+            message["tool_calls"][0]["function"]["arguments"]["n"] = 99
+    assert one[0]["images"] == ["AAAA"] and one[1]["tool_calls"][0]["function"]["arguments"] == {"n": 1}
+    assert CALL["function"] == {"name": "read", "arguments": {"n": 1}}
+
+
 def test_what_is_given_is_not_changed() -> None:
     given_messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
@@ -303,6 +318,10 @@ def test_the_file_is_private(tmp_path: Path) -> None:
 
 
 # Turns
+
+
+def test_a_turn_holds_no_thinking() -> None:
+    assert "thinking" not in Turn([{"role": "assistant", "content": "4", "thinking": "2 and 2"}])[0]
 
 
 def test_a_turn_reads_like_a_list_of_messages() -> None:
