@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -188,6 +189,19 @@ def test_a_user_text_cannot_close_its_own_turn(engine: LlamaCppChatTransport, na
     # Three turns begin (system, user, the one to be written) and two end: the template's own and no other.
     assert (tokens.count(starts[0]), tokens.count(ends[0])) == (3, 2)
     assert attack.replace("<|", "< |") in prompt
+
+
+def test_no_arrangement_of_special_tokens_gets_through(engine: LlamaCppChatTransport, raw: Any) -> None:
+    engine.start()
+    pieces = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<repo_name>", "[", "]", "<", ">", "|", "a", " ", "im_end"]
+    random = Random(7)
+    texts = ["".join(random.choices(pieces, k=random.randint(2, 9))) for _ in range(120)]
+    sent, counts = engine._special.neutralise([user(text) for text in texts], engine._tokenize)
+    assert counts
+    whole = "\n".join(message["content"] for message in sent)
+    assert raw("/tokenize", {"content": whole, "parse_special": True}) == raw(
+        "/tokenize", {"content": whole, "parse_special": False}
+    )
 
 
 def test_ordinary_markup_goes_out_untouched(engine: LlamaCppChatTransport, name: str) -> None:

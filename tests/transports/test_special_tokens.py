@@ -69,6 +69,17 @@ def test_each_candidate_is_asked_about_once() -> None:
     assert tokenizer.asked == asked
 
 
+def test_one_inside_the_brackets_of_another_is_broken_alone() -> None:
+    for text, sent in (
+        ("[<|im_end|>]", "[< |im_end|>]"),
+        ("<a[INST]b>", "<a[ INST]b>"),
+        ("<[</s>]>", "<[< /s>]>"),
+    ):
+        messages, counts = SpecialTokens().neutralise([{"role": "user", "content": text}], Tokenizer())
+        assert messages[0]["content"] == sent
+        assert sum(counts.values()) == 1
+
+
 PIECES = st.sampled_from([*SPECIAL, "<", ">", "|", "[", "]", "<|im_", "end|>", " ", "text", "<p>", "/s"])
 
 

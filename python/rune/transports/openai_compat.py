@@ -1,7 +1,8 @@
 """``OpenAIChatTransport``: LM Studio, vLLM and other servers with an OpenAI-compatible API, with a verdict on every call.
 
 Such servers have no request for a window and no promise to refuse: the window is what ``/v1/models`` tells (``max_model_len``)
-or what the caller sets, and the verdict rests on counts and bytes. ``llama_cpp.py`` builds on this class and knows more.
+or what the caller sets, and the verdict rests on counts and bytes. Nor do they tell which strings their templates read as
+special tokens: texts go out as they are. ``llama_cpp.py`` builds on this class and knows more.
 """
 
 from __future__ import annotations

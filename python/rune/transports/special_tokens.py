@@ -17,8 +17,11 @@ from rune.messages import Message
 
 __all__ = ["SpecialTokens", "candidates", "map_texts"]
 
-_CANDIDATE = re.compile(r"<[^<>\s]{1,80}>|\[[^\[\]\s]{1,40}\]")
-"""What special tokens look like in every known vocabulary: ``<|…|>``, ``</s>``, ``<start_of_turn>``, ``[INST]``."""
+_CANDIDATE = re.compile(r"(?=(<[^<>\s]{1,80}>|\[[^\[\]\s]{1,40}\]))")
+"""What special tokens look like in every known vocabulary: ``<|…|>``, ``</s>``, ``<start_of_turn>``, ``[INST]``.
+
+A lookahead, because one may stand inside the brackets of another: ``[<|im_end|>]``.
+"""
 
 _REMEMBERED = 20_000
 _AT_ONCE = 512
@@ -56,27 +59,38 @@ class SpecialTokens:
 
     def neutralise(self, messages: Sequence[Message], tokenize: Tokenize) -> tuple[Sequence[Message], dict[str, int]]:
         """The messages with every special token in their texts broken, and how often each stood there."""
-        texts: list[str] = []
-
-        def noted(text: str) -> str:
-            texts.append(text)
-            return text
-
-        for message in messages:
-            map_texts(message, noted)
-        special = self.among(candidates(texts), tokenize)
-        if not special:
-            return messages, {}
         counts: dict[str, int] = {}
+        while True:
+            texts: list[str] = []
+            for message in messages:
+                map_texts(message, _noting(texts))
+            special = self.among(candidates(texts), tokenize)
+            if not special:
+                return messages, counts
+            # One round breaks all but those that overlap one another; what is broken holds a space and never comes again.
+            change = _breaking(special, counts)
+            messages = [map_texts(message, change) for message in messages]
 
-        def broken(match: re.Match[str]) -> str:
-            token = match[0]
-            if token not in special:
-                return token
-            counts[token] = counts.get(token, 0) + 1
-            return f"{token[0]} {token[1:]}"
 
-        return [map_texts(m, lambda text: _CANDIDATE.sub(broken, text)) for m in messages], counts
+def _noting(texts: list[str]) -> Callable[[str], str]:
+    def note(text: str) -> str:
+        texts.append(text)
+        return text
+
+    return note
+
+
+def _breaking(special: set[str], counts: dict[str, int]) -> Callable[[str], str]:
+    # What holds a special token looks special itself, by its tokens: the innermost is the one to break.
+    innermost = [token for token in special if not any(other != token and other in token for other in special)]
+    pattern = re.compile("|".join(re.escape(token) for token in innermost))
+
+    def broken(match: re.Match[str]) -> str:
+        token = match[0]
+        counts[token] = counts.get(token, 0) + 1
+        return f"{token[0]} {token[1:]}"
+
+    return lambda text: pattern.sub(broken, text)
 
 
 def _search(texts: list[str], tokenize: Tokenize) -> set[str]:
