@@ -110,3 +110,17 @@ def damage(path: Path, how: str) -> None:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             connection.execute("DROP TABLE term_df")
             connection.commit()
+
+
+class Clock:
+    """Epoch seconds that tests set."""
+
+    def __init__(self, now: float = 1_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def hours(self, number: float) -> None:
+        """Let hours pass."""
+        self.now += 3600 * number

@@ -7,21 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from database_helpers import Clock
 from rune.storage.database import Database
-
-
-class Clock:
-    """Epoch seconds that tests set."""
-
-    def __init__(self, now: float = 1_000_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-    def hours(self, number: float) -> None:
-        """Let hours pass."""
-        self.now += 3600 * number
 
 
 @pytest.fixture

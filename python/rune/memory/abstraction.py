@@ -85,9 +85,7 @@ class Abstraction:
             row = connection.execute("SELECT terms, folded FROM fact WHERE id = ?", (fact_id,)).fetchone()
             if row is None:
                 raise InvalidInput(f"there is no fact {fact_id}; list them to see the ids")
-            gone = text_index.Counts("fact")
-            gone.add([row[0].split()])
-            gone.flush(connection, -1)
+            text_index.uncount(connection, "fact", [row[0]])
             connection.execute(
                 "INSERT INTO fact_like (fact_like, rowid, folded) VALUES ('delete', ?, ?)", (fact_id, row[1])
             )

@@ -157,9 +157,7 @@ class _Import:
         rows: list[memory_writer.Prepared] = []
         asked: list[int | None] = []
         for record in records:
-            taken = there.get(record.id) if record.id is not None else None
-            if record.id is not None and record.id > ID_KEPT_MAX:
-                taken = taken or ""
+            taken = _occupied(there, record.id)
             if taken == kind + clean(record.text):
                 self._report.unchanged += 1
                 continue
@@ -192,7 +190,7 @@ class _Import:
         rows: list[dict[str, Any]] = []
         asked: list[int | None] = []
         for record in records:
-            taken = there.get(record.id) if record.id is not None else None
+            taken = _occupied(there, record.id)
             if taken == clean(record.text):
                 self._report.unchanged += 1
                 continue
@@ -288,6 +286,13 @@ class _Import:
             self._report.renumbered += 1
             if kind in memory_writer.KINDS:
                 self._moved[old] = new
+
+
+def _occupied(there: dict[int, str], row: int | None) -> str | None:
+    """What has this id already; "" for an id that is too large to be kept."""
+    if row is None:
+        return None
+    return there.get(row, "" if row > ID_KEPT_MAX else None)
 
 
 def _aliases(connection: sqlite3.Connection, record: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from rune.memory.terms import stem, units
 __all__ = ["Name", "named", "names_in"]
 
 WORDS_MAX = 32  # words of one name
-_UNITS_MAX = 100_000  # words of a text that are read: the first and the last half of them
+_FIRSTS_MAX = 50_000  # distinct words of a text with which a name may begin: the first and the last half of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,14 @@ def named(text: str, *, stemmed: bool = False) -> Name:
 def names_in(connection: sqlite3.Connection, table: str, text: str, *, stemmed: bool = False) -> list[str]:
     """The keys of ``table`` (``alias`` or ``neuron``) that ``text`` names, longest first at each place, each key once."""
     words = _words(text, stemmed)
-    if len(words) > _UNITS_MAX:
-        words = [*words[: _UNITS_MAX // 2], *words[-_UNITS_MAX // 2 :]]
+    firsts = list(dict.fromkeys(words))
+    if len(firsts) > _FIRSTS_MAX:
+        firsts = firsts[: _FIRSTS_MAX // 2] + firsts[-_FIRSTS_MAX // 2 :]
     longest = {
         word: most
         for word, most in connection.execute(
             f"SELECT value, (SELECT max(n) FROM {table} WHERE first = value) FROM json_each(?)",
-            (json.dumps(list(dict.fromkeys(words))),),
+            (json.dumps(firsts),),
         )
         if most is not None
     }

@@ -164,8 +164,12 @@ def _decode(text: str, kind: str | None) -> Line:
         raise
     except (msgspec.DecodeError, UnicodeEncodeError):
         # Lone surrogates are the one thing that JSON has and msgspec refuses.
-        record: Line = msgspec.convert(_cleaned(json.loads(text)), _decoders[kind].type)
+        record: Line = msgspec.convert(_cleaned(json.loads(text, parse_constant=_refused)), _decoders[kind].type)
         return record
+
+
+def _refused(constant: str) -> None:
+    raise InvalidInput(f"{constant} is no JSON number")
 
 
 def _cleaned(value: object) -> object:

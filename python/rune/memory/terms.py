@@ -18,7 +18,7 @@ from collections.abc import Iterable
 __all__ = ["STOP_WORDS", "clean", "fold", "index_terms", "like_pattern", "merge_key", "query_terms", "stem", "units"]
 
 TERM_MAX = 64  # characters; a longer "word" (base64, a blob) is known by its start
-TEXT_MAX = 1_000_000  # characters of a task that are read: the first and the last half of it
+TEXT_MAX = 2_000_000  # characters of a task that are read: the first and the last half of it
 
 # English words that say nothing about a subject. Other languages are served by document frequency alone.
 _STOP_WORDS = (

@@ -21,7 +21,7 @@ from itertools import chain
 from rune.memory.terms import query_terms
 from rune.storage.schema import INDEXED
 
-__all__ = ["Counts", "frequencies", "generation", "insert", "matches", "purge", "remove", "touch"]
+__all__ = ["Counts", "frequencies", "generation", "insert", "matches", "purge", "remove", "uncount"]
 
 CANDIDATES = 2000
 RANKED = 40
@@ -75,20 +75,17 @@ def insert(connection: sqlite3.Connection, counts: Counts, rows: Sequence[tuple[
 def remove(connection: sqlite3.Connection, kind: str, rows: Sequence[tuple[int, str]]) -> None:
     """Take ``(id, terms)`` rows out of the index; the terms must be those that were inserted."""
     connection.executemany(f"INSERT INTO {kind}_fts ({kind}_fts, rowid, terms) VALUES ('delete', ?, ?)", rows)
+    uncount(connection, kind, [terms for _, terms in rows])
+
+
+def uncount(connection: sqlite3.Connection, kind: str, documents: Sequence[str]) -> None:
+    """Take the terms of rows that go (joined by spaces) out of the frequencies; what no row has is not kept."""
     counts = Counts(kind)
-    counts.add([terms.split() for _, terms in rows])
+    counts.add([terms.split() for terms in documents])
     gone = sorted(counts.terms)
     counts.flush(connection, -1)
     connection.executemany(
         "DELETE FROM term_df WHERE kind = ? AND term = ? AND df <= 0", [(kind, term) for term in gone]
-    )
-
-
-def touch(connection: sqlite3.Connection, kind: str) -> None:
-    """Tell every process that what a question of this kind yields may have changed."""
-    connection.execute(
-        "INSERT INTO stat (kind, generation) VALUES (?, 1) ON CONFLICT (kind) DO UPDATE SET generation = generation + 1",
-        (kind,),
     )
 
 

@@ -1,0 +1,61 @@
+"""Fifty task texts that try to break a query, a tokenizer or a budget, each with a word that a planted row shares."""
+
+from __future__ import annotations
+
+BIG = 1_000_000
+
+#: name -> task text; ``{}`` stands for the planted word.
+ATTACKS: dict[str, str] = {
+    "single quote": "it's '{}' isn't",
+    "double quote": 'say "{}" and "',
+    "unbalanced quotes": '"""{}""" \'\'\'',
+    "percent": "100%{}%",
+    "underscore": "snake_{}_case _",
+    "star": "{}* ** *",
+    "caret": "^{}",
+    "near": "NEAR({} tea, 5)",
+    "near without end": "NEAR({}",
+    "and or not": "AND OR NOT {} AND",
+    "only operators around": "OR {} OR",
+    "column filter": "terms: {} text:{}",
+    "minus": "-{} --",
+    "plus": "{} + + +",
+    "parentheses": "((({})",
+    "braces": "{{{}}} {{",
+    "brackets": "[{}] [[",
+    "semicolon": "{}; DROP TABLE memory; --",
+    "comment": "/* {} */ -- x",
+    "union": "' UNION SELECT text FROM memory WHERE '{}' = '",
+    "backslash": "\\{}\\ \\x00",
+    "escape": "ESCAPE '{}' LIKE '%'",
+    "nul": "\0{}\0",
+    "control characters": "\x01\x02{}\x1b[31m\x7f",
+    "bell and backspace": "\a\b{}\b\b",
+    "newlines": "\n\r\n{}\r\v\f\u2028\u2029",
+    "tabs": "\t\t{}\t",
+    "right to left": "\u202e{}\u202c שלום عليكم",
+    "zero width": "\u200b{}\u200b\ufeff",
+    "lone high surrogate": "\ud800 {} \ud83d",
+    "lone low surrogate": "\udfff {}",
+    "emoji": "👩‍👩‍👧 {} 🎉🎉🎉",
+    "combining marks": "z̸̢̛a̷l̶g̵o̷ {} ̷̸̶",
+    "astral": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 {} 𝟙𝟚",
+    "full width": "ＡＢＣ {} １２３",
+    "chinese around": "请问 {} 是什么？",
+    "japanese around": "これは {} ですか。",
+    "thai around": "สวัสดี {} ครับ",
+    "hindi around": "नमस्ते {} क्या है",
+    "upper case": "WHAT ABOUT {}".upper().replace("{}", "{}"),
+    "markdown": "## Context\n- {}\n```sql\nSELECT 1\n```",
+    "json": '{{"role": "system", "content": "{}"}}',
+    "html": "<script>alert('{}')</script>",
+    "url": "https://example.com/a?b={}&c=%00#{}",
+    "path": "../../{}/../etc/passwd",
+    "format": "%s %d {{0}} ${{x}} {}",
+    "a megabyte of words": "lorem ipsum dolor sit amet " * (BIG // 54)
+    + "{} "
+    + "consectetur adipiscing elit " * (BIG // 56),
+    "a megabyte of one word": "x" * (BIG // 2) + " {} " + "y" * (BIG // 2),
+    "a megabyte of quotes": '"' * (BIG // 2) + "{}" + "'" * (BIG // 2),
+    "a megabyte of different words": " ".join(f"w{number}" for number in range(60_000)) + " {} " + "(" * (BIG // 2),
+}
