@@ -411,6 +411,7 @@ def test_mutation_of_a_block_always_flows_through() -> None:
     assert capsule.token_count == before + capsule.block("user").tokens - capsule.block("user").tokens_before
     assert capsule.content_hashes()["user"] == hashlib.sha256(b"[refused by policy] delete it all").hexdigest()
     assert trace["admitted_total"] == before
+    assert capsule.changes() == [{"name": "user", "tokens_before": 3, "tokens": 8}]
 
 
 def test_mutation_of_messages_in_place_flows_through() -> None:

@@ -97,6 +97,12 @@ def test_several_sessions_get_their_own_ids_or_numbered_ones(tmp_path: Path) -> 
     assert {info.id for info in list_sessions(tmp_path)} == {"s0", "s1", "x-1", "x-2"}
 
 
+def test_a_default_id_is_for_sessions_that_have_none(tmp_path: Path) -> None:
+    assert [c.id for c in import_messages(LINES, default_id="chat", home=tmp_path)] == ["chat"]
+    text = "\n".join([json.dumps({"id": "own", "messages": turn(1)}), json.dumps({"messages": turn(2)})])
+    assert [c.id for c in import_messages(text, default_id="log", home=tmp_path)] == ["own", "log-2"]
+
+
 @pytest.mark.parametrize(
     ("ids", "id", "words"),
     [

@@ -250,6 +250,14 @@ class AttentionCapsule:
         """sha256 of each block's content now, by name; without those that are a bare number in the ledger."""
         return {block.name: block.digest for block in self.blocks if block.section != "ledger" or block.content}
 
+    def changes(self) -> list[dict[str, Any]]:
+        """Blocks that measure otherwise than when they were admitted: name, tokens before and after."""
+        return [
+            {"name": block.name, "tokens_before": block.tokens_before, "tokens": block.tokens}
+            for block in self.blocks
+            if block.tokens != block.tokens_before
+        ]
+
     def _texts(self, *sections: Section) -> list[tuple[str, str]]:
         return [(b.name, b.content) for section in sections for b in self.blocks if b.section == section and b.content]
 

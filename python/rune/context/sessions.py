@@ -136,17 +136,20 @@ def _normal(messages: list[Any], where: str) -> list[dict[str, Any]]:
 # Files under the home
 
 
-def import_messages(data: str | bytes, *, id: str | None = None, home: Path | str | None = None) -> list[Conversation]:
+def import_messages(
+    data: str | bytes, *, id: str | None = None, default_id: str | None = None, home: Path | str | None = None
+) -> list[Conversation]:
     """Imports every session of ``data`` (see ``parse_sessions``) into files of its own and opens them.
 
-    ``id`` names the session; several are ``id-1``, ``id-2`` …. Without it each needs an id in the data.
+    ``id`` names the session; several are ``id-1``, ``id-2`` …. Without it the ids in the data count, and ``default_id``
+    (with numbers, when there are several) for a session that has none.
 
     Raises:
         InvalidInput: broken data, no id, one that cannot name a file, or one that is there already. Nothing is imported then.
         StorageError: the files could not be written. Nothing is imported then either.
     """
     found = parse_sessions(data)
-    ids = _ids(found, id)
+    ids = _ids(found, id, default_id)
     for name in ids:
         if session_path(name, home).exists():
             raise InvalidInput(f"there is a session {name!r} already: delete it or import under another id")
@@ -162,14 +165,12 @@ def import_messages(data: str | bytes, *, id: str | None = None, home: Path | st
     return [Conversation.open(name, home) for name in ids]
 
 
-def _ids(found: list[ImportedSession], id: str | None) -> list[str]:
-    if id is None:
-        missing = next((n for n, session in enumerate(found, start=1) if session.id is None), None)
-        if missing is not None:
-            raise InvalidInput("the messages come without an id: name the session")
-        ids = [session.id or "" for session in found]
-    else:
-        ids = [id] if len(found) == 1 else [f"{id}-{n}" for n in range(1, len(found) + 1)]
+def _ids(found: list[ImportedSession], id: str | None, default_id: str | None) -> list[str]:
+    if id is None and default_id is None and any(session.id is None for session in found):
+        raise InvalidInput("the messages come without an id: name the session")
+    base = id or default_id
+    numbered = [str(base) if len(found) == 1 else f"{base}-{n}" for n in range(1, len(found) + 1)]
+    ids = [name if id is not None else session.id or name for session, name in zip(found, numbered, strict=True)]
     for name in ids:
         check_session_id(name)
     twice = next((name for name in ids if ids.count(name) > 1), None)
