@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from rune.errors import InvalidInput
@@ -186,6 +187,7 @@ def test_a_wrong_value_that_does_not_count_is_not_looked_at(tmp_path: Path) -> N
     assert load(tmp_path, "num_ctx = 'x'", {"RUNE_NUM_CTX": "5"}).num_ctx == 5
 
 
+@hypothesis_settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_taken_or_refused_in_words(value: str) -> None:
     for name in EXAMPLES:

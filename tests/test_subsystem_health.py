@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import json
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,19 +190,28 @@ def test_threads_in_a_copy_of_the_context_belong_to_the_turn_until_it_is_over() 
 
 
 def test_a_name_that_many_threads_report_stands_once() -> None:
-    with turn() as health:
-        contexts = [contextvars.copy_context() for _ in range(8)]
-        threads = [
-            threading.Thread(
-                target=context.run, args=(lambda: [record_failure("x", ValueError()) for _ in range(200)],)
-            )
-            for context in contexts
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert health.degraded == ["x"] and registry()["x"].count == 1600
+    names = [str(n) for n in range(300)]
+    barrier = threading.Barrier(6)
+
+    def work() -> None:
+        barrier.wait()
+        for name in names:
+            record_failure(name, ValueError())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with turn() as health:
+            contexts = [contextvars.copy_context() for _ in range(6)]
+            threads = [threading.Thread(target=context.run, args=(work,)) for context in contexts]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(health.degraded, key=int) == names
+    assert {failure.count for failure in registry().values()} == {6}
 
 
 # The journal

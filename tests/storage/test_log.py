@@ -55,6 +55,7 @@ json_values = st.recursive(
 json_rows = st.dictionaries(odd_text, json_values, max_size=5)
 
 
+@settings(deadline=None)
 @given(json_rows)
 def test_every_json_object_is_one_line_of_utf8_and_comes_back(row: dict[str, Any]) -> None:
     line = encode_row(row)
@@ -64,7 +65,7 @@ def test_every_json_object_is_one_line_of_utf8_and_comes_back(row: dict[str, Any
     assert json.loads(line) == row
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(json_rows, max_size=6))
 def test_rows_come_back_in_order(rows: list[dict[str, Any]]) -> None:
     import tempfile
@@ -384,6 +385,23 @@ def test_files_and_folders_are_private(path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert len(list(path.parent.iterdir())) == 4
     assert {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()} == {0o600}
+
+
+def test_a_file_that_others_may_read_is_closed_to_them(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    path.chmod(0o644)
+    DurableLog(path).append({"id": 1})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="counts descriptors there")
+def test_a_log_that_is_gone_holds_no_file(path: Path) -> None:
+    before = len(os.listdir("/dev/fd"))
+    for n in range(20):
+        DurableLog(path).append({"id": n})
+        list(DurableLog(path).read())
+    assert len(os.listdir("/dev/fd")) == before
 
 
 @pytest.fixture

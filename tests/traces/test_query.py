@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_helpers import case
@@ -78,6 +78,7 @@ def test_a_good_field_stays(name: str) -> None:
         assert bad == [] and found[name] == value
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from([*FIELDS, "ext", "other"]),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rune.errors import InvalidInput
@@ -219,6 +219,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(json_values)
 def test_a_row_verifies_after_writing_and_reading(value: Any) -> None:
     row = record(ext={"value": value})

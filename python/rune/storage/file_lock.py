@@ -36,7 +36,7 @@ class FileLock:
     side file cannot be made. The side file is never removed: a waiter may hold it.
     """
 
-    def __init__(self, path: Path, *, timeout: float = 10.0, keep_open: bool = True) -> None:
+    def __init__(self, path: Path, *, timeout: float = 5.0, keep_open: bool = True) -> None:
         self.path = path
         self.timeout = timeout
         self._name = os.fspath(path)
@@ -46,6 +46,9 @@ class FileLock:
         self._identity = (0, 0)
         self._other: Any = None  # the lock of filelock, where flock does not work
         _alive.add(self)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> None:
         deadline = time.monotonic() + self.timeout

@@ -34,6 +34,7 @@ class DurableLog:
     ``max_bytes``: no file grows past it, except that a row larger than it stands alone in a file of its own.
     ``backups``: rotated files kept; None: never rotates and never deletes.
     ``fsync``: a row has reached the disk, not only the system, when ``append`` returns.
+    ``lock_timeout``: seconds to wait for another writer before ``append`` gives up.
 
     Any number of threads and processes may use logs of one path at once. ``skipped`` counts the lines that the last ``read``
     or ``tail`` had to leave out.
@@ -46,7 +47,7 @@ class DurableLog:
         max_bytes: int = MAX_BYTES,
         backups: int | None = BACKUPS,
         fsync: bool = False,
-        lock_timeout: float = 10.0,
+        lock_timeout: float = 5.0,
     ) -> None:
         if max_bytes < 1 or (backups is not None and backups < 0):
             raise InvalidInput(f"max_bytes must be at least 1 and backups at least 0; got {max_bytes} and {backups}")
@@ -70,7 +71,7 @@ class DurableLog:
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # a constructor that raised
-            self.close()
+            self._close_file()
 
     def close(self) -> None:
         """Lets descriptors go; the next append opens the file anew."""
@@ -146,6 +147,9 @@ class DurableLog:
         if not stat.S_ISREG(found.st_mode):
             self._close_file()
             raise OSError("it is no regular file")
+        if found.st_mode & 0o077 and hasattr(os, "fchmod"):
+            with contextlib.suppress(PermissionError):  # another user's file, which this one may write
+                os.fchmod(self._fd, 0o600)
         self._identity = (found.st_dev, found.st_ino)
         self._whole = -1
         return found.st_size
