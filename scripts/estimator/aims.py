@@ -58,7 +58,9 @@ UNBOUND = frozenset({"rare Han", "white alternating", "word repeated", "white mi
 """Nothing cheap can tell rare Han from common ones, nor white space that a vocabulary joins from what it does not."""
 REPEATED = {
     "letter runs": 1.15,
-    "white runs": 1.3,
+    "space runs": 1.05,
+    "newline runs": 1.05,
+    "tab runs": 1.05,
     "box rules": 1.08,
     "rules": 1.12,
     "rule": 1.0,
@@ -89,6 +91,18 @@ RARE = frozenset(
         "Kannada alone",
     }
 )
+FLOORS = {
+    # Each of these pulls everyday text up with it: random letters cannot be told from rare words.
+    "random letters": 0.95,
+    "invented names": 0.96,
+    "base64": 1.0,
+    "CSS": 0.98,
+    "Bulgarian": 0.95,
+    "Serbian": 0.95,
+    # Sources that vary more than the made texts do.
+    "JSON pretty": 1.06,
+    "box table": 1.08,
+}
 LOW_SPREAD = 1.3
 
 
@@ -105,19 +119,16 @@ def _of(kind: str, table: str, totals: NDArray[np.float64]) -> Aims:
         return Aims(floor=REPEATED[kind], ceiling=3.0, weight=0.1, single=0.5)
     spread = totals.max() / np.median(totals)
     language = kind.removesuffix(" alone")
-    floor = 1.01 if kind in FORMATS | STRINGS | SIGNS else 1.04
-    if language in ("Bulgarian", "Serbian"):
-        floor = 1.0
-    if kind == "CSS":
-        floor = 0.98
-    if kind == "base64":
-        floor = 1.0
+    made = kind in FORMATS | STRINGS | SIGNS
+    floor = FLOORS.get(language, 1.0 if kind in RARE else 1.01 if made else 1.04)
     if kind in RARE:
-        floor, ceiling, weight = {"random letters": 0.95, "invented names": 0.96}.get(kind, 1.0), 1.55, 0.2
+        ceiling, weight = 1.55, 0.2
     elif kind in EVERYDAY or kind.startswith("JSON") or language in LANGUAGES:
         ceiling, weight = (1.22 if table == "large" else 1.36), 1.5
     else:
         ceiling, weight = 1.4, 1.0
+    if kind == "long words":
+        ceiling, weight = 1.5, 0.5
     if kind in WORDY:
         ceiling, weight = 1.45, 1.0
     if spread <= LOW_SPREAD:

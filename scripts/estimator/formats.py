@@ -225,7 +225,7 @@ def ascii_table(rng: Random) -> str:
 
 
 def box_table(rng: Random) -> str:
-    widths = [rng.randint(4, 14) for _ in range(rng.randint(2, 4))]
+    widths = [rng.randint(1, rng.choice([5, 14])) for _ in range(rng.randint(2, 4))]
     lines = [a + b.join("─" * (w + 2) for w in widths) + c for a, b, c in ("┌┬┐", "├┼┤", "└┴┘")]
     rows = ["│" + "│".join(f" {rng.choice(words())[:w]:<{w}} " for w in widths) + "│" for _ in range(rng.randint(3, 8))]
     return "\n".join([lines[0], rows[0], lines[1], *rows[1:], lines[2]])

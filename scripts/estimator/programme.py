@@ -155,7 +155,7 @@ def fit(
     index = {name: i for i, name in enumerate(SLOTS)}
     for extra in ("digit.after_space", "other.after_space"):
         for name in SLOTS:
-            if name.startswith(("space", "tab", "same5.space", "same5.white")):
+            if name.startswith(("space", "tab", "same5.space", "same5.newline", "same5.tab")):
                 row([index[extra], index[name]], [1.0, 1.0], 1.0)
     matrix: csr_matrix = coo_matrix(
         (

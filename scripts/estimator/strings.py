@@ -88,20 +88,38 @@ def rule_one(rng: Random) -> str:
 
 
 def punctuation_repeated(rng: Random) -> str:
-    part = "".join(rng.sample("!?.,;:'-_/\"()[]{}<>`#$%&*+=@\\^|~", k=rng.randint(2, 8)))
+    pool = rng.choice(
+        [string.punctuation, string.punctuation, "!?.,;:", "!?", ".,;:-_/'", "()[]{}<>", "#$%&*+=@|~^", "'\"`,."]
+    )
+    part = "".join(rng.sample(pool, k=rng.randint(2, min(8, len(pool)))))
     return part * (400 // len(part))
 
 
 def punctuation_random(rng: Random) -> str:
-    return "".join(rng.choices(string.punctuation, k=rng.randint(200, 500)))
+    pool = rng.choice([string.punctuation, string.punctuation, "!?.,;:", ".,;:-_/'", "()[]{}<>"])
+    return "".join(rng.choices(pool, k=rng.randint(200, 500)))
 
 
 def punctuation_spaced(rng: Random) -> str:
     return " ".join("".join(rng.choices(string.punctuation, k=rng.randint(1, 3))) for _ in range(rng.randint(80, 200)))
 
 
-def white_runs(rng: Random) -> str:
-    return rng.choice([" ", " ", "\n", "\t"]) * rng.randint(200, 1000)
+def space_runs(rng: Random) -> str:
+    return " " * rng.randint(200, 1500)
+
+
+def newline_runs(rng: Random) -> str:
+    return "\n" * rng.randint(200, 1000)
+
+
+def tab_runs(rng: Random) -> str:
+    return "\t" * rng.randint(200, 1000)
+
+
+def long_words(rng: Random) -> str:
+    """The words of formal and technical prose: long ones of one token each."""
+    long = [word for word in some(rng, 300, 600) if len(word) > 5]
+    return " ".join(long[: rng.randint(40, 120)]).capitalize()
 
 
 def white_mixed(rng: Random) -> str:
@@ -181,7 +199,10 @@ KINDS: dict[str, Maker] = {
     "punctuation repeated": punctuation_repeated,
     "punctuation random": punctuation_random,
     "punctuation spaced": punctuation_spaced,
-    "white runs": white_runs,
+    "space runs": space_runs,
+    "newline runs": newline_runs,
+    "tab runs": tab_runs,
+    "long words": long_words,
     "white mixed": white_mixed,
     "white alternating": white_alternating,
     "letter runs": letter_runs,

@@ -123,8 +123,8 @@ _FRESH = ("line", *_AFTER_SPACE)
 
 SAME5: dict[str, str] = {
     "space": "same5.space",
-    "newline": "same5.white",
-    "tab": "same5.white",
+    "newline": "same5.newline",
+    "tab": "same5.tab",
     **dict.fromkeys(PUNCTUATION, "same5.mark"),
     **dict.fromkeys(_LETTERS, "same5.letter"),
     "box": "same5.box",
@@ -156,7 +156,7 @@ class State(NamedTuple):
     """What stands before a character.
 
     ``kind`` is "line" (start of the text or of a line), "indent" (white space after that), "space" (one space),
-    "spaces" (more), "digit", "mark" (punctuation), "accent" or "rare_accent" (a Latin letter beyond ASCII), "other",
+    "spaces" (more), "digit", "mark", "bracket", "operator", "accent" or "rare_accent" (a Latin letter beyond ASCII), "other",
     "lower" or "upper".
     After letters, ``letters`` counts those of the word so far (4: four or more; a capital after a small letter begins a
     new word) and ``consonants`` those in a row at the end (3: three or more).
@@ -189,7 +189,7 @@ def follow(state: State, cls: str) -> State:
     if cls == "digit":
         return State("digit")
     if cls in PUNCTUATION:
-        return State("mark")
+        return State(cls)
     return State("accent" if cls in _ACCENTS else "rare_accent" if cls in _RARE_ACCENTS else "other")
 
 
@@ -210,20 +210,24 @@ def slots(state: State, cls: str) -> tuple[str, ...]:
             if before == "upper" and state.letters > 1:
                 return ("lower.after_upper",)
             return ("lower.5+" if state.letters >= 4 else "lower.2-4",)
-        if before in ("digit", "mark", "accent", "rare_accent", "other"):
+        if before in ("digit", "accent", "rare_accent", "other"):
             return (f"{case}.after_{before}",)
+        if before in PUNCTUATION:
+            return (f"{case}.after_mark",)
         return (f"{case}.first",)
     if cls == "digit":
         return ("digit", "digit.after_space") if before in _AFTER_SPACE else ("digit",)
     if cls in PUNCTUATION:
-        place = "space" if before in _FRESH else before if before in ("digit", "mark") else "letter"
+        place = "space" if before in _FRESH else before if before in ("digit", *PUNCTUATION) else "letter"
         return (f"{cls}.after_{place}",)
     if cls == "space":
         if before in ("line", "indent"):
             return ("space.indent",)
         if before in ("space", "spaces"):
             return ("space.run",)
-        return (f"space.after_{before}",) if before in ("mark", "digit", "rare_accent", "other") else ("space",)
+        if before in PUNCTUATION:
+            return ("space.after_mark",)
+        return (f"space.after_{before}",) if before in ("digit", "rare_accent", "other") else ("space",)
     if cls in ("newline", "tab"):
         if before == "line":
             return (f"{cls}.run",)
