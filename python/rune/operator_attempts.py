@@ -243,8 +243,10 @@ class Attempts:
             if step is not None:
                 self.run.choice = self._choose(at_least=step, exact=need)
                 return
-        if allocates_less and exc.n_ctx is not None:
+        if allocates_less and exc.n_ctx is not None and not self.transport.fixed_window:
             self._allocations.set(self.transport, self.run.model, choice.num_ctx, exc.n_ctx)
+            self.window = replace(self.window, window=min(exc.n_ctx, self.window.window), source=ALLOCATED)
+            self._before = choice.num_ctx
         if self._by_script:
             raise self._refused(exc) from exc
         before = self.capsule.to_messages()

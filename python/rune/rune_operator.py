@@ -342,10 +342,9 @@ class RuneOperator:
                 raise
             capsule: AttentionCapsule = exc.capsule
             capsule.entries = tuple(entry for entry in capsule.entries if entry.name != "tools")
+            found = broker.readmit(capsule, extra_blocks=(), dry=dry, run={**about, "tools": []})
             run.offered, run.schemas = [], []
             run.warnings.append("tools_do_not_fit")
-            about["tools"] = []
-            found = broker.readmit(capsule, extra_blocks=(), dry=dry, run=about)
         run.capsule, run.broker_trace = found
 
     def _after(self, run: Run) -> None:
