@@ -138,9 +138,10 @@ def test_help_is_no_error(tmp_path: Path) -> None:
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
 
 
+@pytest.mark.parametrize("odd", ["", "\udcb2"], ids=["text", "lone surrogate"])
 @pytest.mark.parametrize("env", [{}, ASCII, {"PYTHONIOENCODING": "cp1252"}, {"PYTHONIOENCODING": "utf-16"}])
-def test_any_terminal_can_show_any_text(env: dict[str, str], tmp_path: Path) -> None:
-    text = "Ω ≥ 5 — 完成 😊 \udcb2 \0 \x1b[31m \u2028 \x85 \u202e"
+def test_any_terminal_can_show_any_text(env: dict[str, str], odd: str, tmp_path: Path) -> None:
+    text = f"Ω ≥ 5 — 完成 😊 {odd} \0 \x1b[31m \u2028 \x85 \u202e"
     append_trace(tmp_path, record(capsule_messages=[{"role": "user", "content": text}]))
     result = run(home=tmp_path, **env)
     assert result.returncode == 0 and result.stderr == b""
@@ -167,21 +168,23 @@ def test_the_public_case_of_an_ascii_locale(tmp_path: Path) -> None:
     assert run(home=tmp_path, **given["input"]["env"]).returncode == 0
 
 
-def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
-    for n in range(200):
+@pytest.mark.parametrize("rows", [1, 2, 200])
+def test_a_reader_that_has_gone_is_no_error(rows: int, tmp_path: Path) -> None:
+    for n in range(rows):
         append_trace(tmp_path, record(n, capsule_messages=[{"role": "user", "content": "x" * 5000}]))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rune.inference_trace", "200"],
-        env={**os.environ, "RUNE_HOME": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    with process.stdout, process.stderr:
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.wait() == 0
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "rune.inference_trace", str(rows)],
+            env={**os.environ, "RUNE_HOME": str(tmp_path), "PYTHONUNBUFFERED": ""},
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_faults_in_the_file_are_told_on_standard_error(tmp_path: Path) -> None:
