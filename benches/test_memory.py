@@ -227,12 +227,16 @@ def test_import(
 ) -> None:
     number = 20_000 if measuring(request.config) else 200
     language = Language(11)
-    name: Callable[[], str] = language.name
+    names = [language.name() for _ in range(max(2, number // 5))]
     make: dict[str, Callable[[int], dict[str, Any]]] = {
         "memory": lambda n: {"text": language.text(5, 20)},
         "fact": lambda n: {"text": language.text(5, 20)},
-        "edge": lambda n: {"src": f"{name()} {n % 997}", "relation": RELATIONS[n % 8], "dst": f"{name()} {n}"},
-        "neuron": lambda n: {"name": f"{name()} {n}"},
+        "edge": lambda n: {
+            "src": names[n % len(names)],
+            "relation": f"{RELATIONS[n % 8]} {n}",
+            "dst": names[n * 7 % len(names)],
+        },
+        "neuron": lambda n: {"name": f"{language.name()} {n}"},
     }
     importing(benchmark, tmp_path_factory, [json.dumps(make[kind](n)) for n in range(number)], kind)
 

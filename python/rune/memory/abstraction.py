@@ -8,6 +8,7 @@ and every character of a script without spaces, so that short words and pairs of
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from typing import Any
 
 from rune.errors import InvalidInput
 from rune.memory import text_index
+from rune.memory.ids import free_ids
 from rune.memory.render import block
 from rune.memory.terms import clean, index_terms, query_terms, units
 from rune.storage.database import Database
@@ -27,7 +29,7 @@ TOP = 3
 TEXT_MAX = 100_000  # characters of one fact
 _KNOWN_MAX, _UNKNOWN_MAX = 3, 1  # patterns looked up for one task
 _BEGINNINGS_MAX = 24  # terms of a task of which it is asked whether a stored word begins so
-_HITS_MAX = 50  # facts read for one pattern, the latest first
+_HITS_MAX = 24  # facts read for one pattern, the latest first
 _WHOLE, _START, _INSIDE = 1.0, 0.5, 0.2
 
 
@@ -77,7 +79,11 @@ class Abstraction:
             ).fetchone()
             if known:
                 return int(known[0])
-            return write_facts(connection, [{"text": text, "source": source, "created": self._db.clock()}])[0]
+            counts = text_index.Counts("fact")
+            fact = {"text": text, "source": source, "created": self._db.clock()}
+            (row,) = write_facts(connection, [fact], counts)
+            counts.flush(connection)
+            return row
 
     def forget(self, fact_id: int) -> list[int]:
         """Remove a fact for good; raises InvalidInput when there is none."""
@@ -103,28 +109,32 @@ class Abstraction:
         return [Fact(*row) for row in rows]
 
 
-def write_facts(connection: sqlite3.Connection, facts: Iterable[dict[str, Any]]) -> list[int]:
-    """Insert facts (``text``, ``source``, ``created``, perhaps ``id``) inside a write transaction; returns their ids."""
-    counts = text_index.Counts("fact")
-    ids = []
-    for fact in facts:
-        folded, words = _folded(fact["text"]), index_terms(fact["text"])
-        counts.add([words])
-        cursor = connection.execute(
-            "INSERT INTO fact (id, text, source, created, folded, terms, length) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                fact.get("id"),
-                clean(fact["text"]),
-                clean(fact["source"]),
-                fact["created"],
-                folded,
-                " ".join(words),
-                len(words),
-            ),
+def write_facts(
+    connection: sqlite3.Connection, facts: Iterable[dict[str, Any]], counts: text_index.Counts
+) -> list[int]:
+    """Insert facts (``text``, ``source``, ``created``, perhaps ``id``) inside a write transaction; returns their ids.
+
+    Questions find them best once ``counts`` is flushed.
+    """
+    facts = list(facts)
+    ids = free_ids(connection, "fact", [fact.get("id") for fact in facts])
+    rows = [
+        (
+            i,
+            clean(fact["text"]),
+            clean(fact["source"]),
+            fact["created"],
+            _folded(fact["text"]),
+            index_terms(fact["text"]),
         )
-        ids.append(int(cursor.lastrowid or 0))
-        connection.execute("INSERT INTO fact_like (rowid, folded) VALUES (?, ?)", (ids[-1], folded))
-    counts.flush(connection)
+        for i, fact in zip(ids, facts, strict=True)
+    ]
+    connection.executemany(
+        "INSERT INTO fact (id, text, source, created, folded, terms, length) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(*row[:5], " ".join(row[5]), len(row[5])) for row in rows],
+    )
+    connection.executemany("INSERT INTO fact_like (rowid, folded) VALUES (?, ?)", [(row[0], row[4]) for row in rows])
+    counts.add([row[5] for row in rows])
     return ids
 
 
@@ -163,13 +173,12 @@ def _patterns(connection: sqlite3.Connection, task: str) -> list[tuple[str, int]
     terms, _ = query_terms(task)
     df = text_index.frequencies(connection, "fact", terms)
     absent = [term for term in terms if term not in df and len(term) > 2]
-    for term in absent[:_BEGINNINGS_MAX]:
-        longer = connection.execute(
-            "SELECT sum(df) FROM (SELECT df FROM term_df WHERE kind = 'fact' AND term > ? AND term < ? LIMIT 20)",
-            (term, term + "\U0010ffff"),
-        ).fetchone()[0]
-        if longer:
-            df[term] = longer
+    longer = connection.execute(
+        "SELECT value, (SELECT sum(df) FROM (SELECT df FROM term_df WHERE kind = 'fact' AND term > value"
+        " AND term < value || char(1114111) LIMIT 20)) FROM json_each(?)",
+        (json.dumps(absent[:_BEGINNINGS_MAX]),),
+    )
+    df.update((term, number) for term, number in longer if number)
     known = sorted(df, key=lambda term: (df[term], term))
     inside = sorted((term for term in absent if term not in df and len(term) > 3), key=lambda term: (len(term), term))
     chosen = known[:_KNOWN_MAX] + inside[:_UNKNOWN_MAX]

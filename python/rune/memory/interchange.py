@@ -11,25 +11,20 @@ import itertools
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from rune.errors import InvalidInput
 from rune.memory import memory_writer
-from rune.memory.abstraction import write_facts
-from rune.memory.graph_memory import write_edge, write_entity
+from rune.memory.import_rows import Imported, ImportRows
 from rune.memory.names import named
-from rune.memory.records import RECORDS, AnyLine, EdgeLine, EntityLine, FactLine, Line, MemoryLine, NeuronLine, parse
-from rune.memory.terms import clean
-from rune.memory.warm_neuron_store import half_life, potential
+from rune.memory.records import RECORDS, AnyLine, Line, MemoryLine, parse
 from rune.storage.database import Database
 
 __all__ = ["Imported", "export_lines", "import_lines"]
 
 PORTION = 2000  # lines between two calls of ``progress``
-ID_KEPT_MAX = 1 << 40  # a larger id is given up, so that a file cannot use up the numbers that are left
 _SPOOL = 32 << 20  # bytes of an import kept in memory while it is checked; more goes to a temporary file
 
 _SELECT = {
@@ -43,16 +38,6 @@ _SELECT = {
     " JOIN entity s ON s.id = e.src JOIN entity d ON d.id = e.dst ORDER BY e.id",
     "neuron": "SELECT id, created, name, note, mentions, activation, fired FROM neuron ORDER BY id",
 }
-
-
-@dataclass(slots=True)
-class Imported:
-    """What an import did: rows added, rows that were there already, and rows added under another id than theirs."""
-
-    added: int = 0
-    unchanged: int = 0
-    renumbered: int = 0
-    by_kind: dict[str, int] = field(default_factory=dict)
 
 
 def export_lines(db: Database, kind: str | None = None) -> Iterator[str]:
@@ -90,7 +75,7 @@ def import_lines(
             return Imported()
         spool.seek(0)
         with db.write() as connection:
-            target = _Import(connection, db.clock())
+            target = ImportRows(connection, db.clock())
             decoder = msgspec.json.Decoder(AnyLine)
             done = 0
             for portion in iter(lambda: list(itertools.islice(spool, PORTION)), []):
@@ -118,181 +103,6 @@ def _checked(lines: Iterable[str | bytes], kind: str | None) -> Iterator[Line]:
         if wrong:
             raise InvalidInput(f"line {number}: {wrong}. Nothing was imported.")
         yield record
-
-
-class _Import:
-    """One import's write transaction: what is there already, which ids changed, and what was counted."""
-
-    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
-        self._connection = connection
-        self._now = now
-        self._memories = memory_writer.Writer(connection)
-        self._moved: dict[int, int] = {}
-        self._hours = half_life(connection)
-        self._report = Imported()
-
-    def store(self, kind: str, records: list[Any]) -> None:
-        """Store records of one kind."""
-        if kind in memory_writer.KINDS:
-            self._store_memories(kind, records)
-        elif kind == "fact":
-            self._store_facts(records)
-        else:
-            stores: dict[str, Callable[[Any], None]] = {
-                "entity": self._store_entity,
-                "edge": self._store_edge,
-                "neuron": self._store_neuron,
-            }
-            one = stores[kind]
-            for record in records:
-                one(record)
-
-    def finish(self) -> Imported:
-        """Let questions see what was stored."""
-        self._memories.finish()
-        return self._report
-
-    def _store_memories(self, kind: str, records: list[MemoryLine]) -> None:
-        there = self._texts("memory", records, "kind || text")
-        rows: list[memory_writer.Prepared] = []
-        asked: list[int | None] = []
-        for record in records:
-            taken = _occupied(there, record.id)
-            if taken == kind + clean(record.text):
-                self._report.unchanged += 1
-                continue
-            created = self._now if record.created is None else record.created
-            asked.append(record.id)
-            rows.append(
-                memory_writer.prepare(
-                    record.text,
-                    kind,
-                    id=None if taken is not None else record.id,
-                    source=clean(record.source),
-                    created=created,
-                    seen=created if record.seen is None else record.seen,
-                    said=record.said,
-                    recalls=record.recalls,
-                    recalled=record.recalled,
-                    superseded_by=record.superseded_by,
-                )
-            )
-        for _, run in itertools.groupby(zip(asked, rows, strict=True), lambda pair: pair[1].superseded_by is None):
-            pairs = list(run)
-            for _, row in pairs:
-                if row.superseded_by is not None:  # what it points to was stored in an earlier run
-                    row.superseded_by = self._moved.get(row.superseded_by, row.superseded_by)
-            for (old, _), new in zip(pairs, self._memories.store([row for _, row in pairs]), strict=True):
-                self._added(kind, old, new)
-
-    def _store_facts(self, records: list[FactLine]) -> None:
-        there = self._texts("fact", records, "text")
-        rows: list[dict[str, Any]] = []
-        asked: list[int | None] = []
-        for record in records:
-            taken = _occupied(there, record.id)
-            if taken == clean(record.text):
-                self._report.unchanged += 1
-                continue
-            created = self._now if record.created is None else record.created
-            row = {"id": None if taken is not None else record.id, "text": record.text, "source": record.source}
-            rows.append({**row, "created": created})
-            asked.append(record.id)
-        for old, new in zip(asked, write_facts(self._connection, rows), strict=True):
-            self._added("fact", old, new)
-
-    def _store_entity(self, record: EntityLine) -> None:
-        there = self._one("SELECT id FROM entity WHERE key = ?", named(record.name).key)
-        wanted = None if there or self._taken("entity", record.id) else record.id
-        created = self._now if record.created is None else record.created
-        new = write_entity(
-            self._connection,
-            record.name,
-            of_type=record.type,
-            aliases=record.aliases,
-            created=created,
-            entity_id=wanted,
-        )
-        self._count("entity", there is not None, record.id, new)
-
-    def _store_edge(self, record: EdgeLine) -> None:
-        there = self._one(
-            "SELECT e.id FROM edge e JOIN entity s ON s.id = e.src JOIN entity d ON d.id = e.dst"
-            " WHERE s.key = ? AND d.key = ? AND e.relation = ?",
-            *(named(record.src).key, named(record.dst).key, clean(record.relation).strip()),
-        )
-        if there:
-            self._report.unchanged += 1
-            return
-        new = write_edge(
-            self._connection,
-            record.src,
-            record.relation,
-            record.dst,
-            weight=record.weight,
-            source=record.source,
-            created=self._now if record.created is None else record.created,
-            edge_id=None if self._taken("edge", record.id) else record.id,
-        )
-        self._count("edge", False, record.id, new)
-
-    def _store_neuron(self, record: NeuronLine) -> None:
-        name = named(record.name, stemmed=True)
-        if self._one("SELECT id FROM neuron WHERE key = ?", name.key):
-            self._report.unchanged += 1
-            return
-        cursor = self._connection.execute(
-            "INSERT INTO neuron (id, name, note, key, first, n, mentions, activation, fired, potential, created)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(
-                    None if self._taken("neuron", record.id) else record.id,
-                    clean(record.name).strip(),
-                    clean(record.note),
-                ),
-                *(name.key, name.first, name.n, record.mentions, record.activation, record.fired),
-                potential(record.activation, record.fired, self._hours),
-                self._now if record.created is None else record.created,
-            ),
-        )
-        self._count("neuron", False, record.id, int(cursor.lastrowid or 0))
-
-    def _texts(self, table: str, records: list[Any], columns: str) -> dict[int, str]:
-        ids = [record.id for record in records if record.id is not None]
-        marks = ",".join("?" * len(ids))
-        return dict(
-            self._connection.execute(f"SELECT id, {columns} FROM {table} WHERE id IN ({marks})", ids).fetchall()
-        )
-
-    def _taken(self, table: str, row: int | None) -> bool:
-        return row is not None and (
-            row > ID_KEPT_MAX or self._one(f"SELECT id FROM {table} WHERE id = ?", row) is not None
-        )
-
-    def _one(self, statement: str, *parameters: object) -> int | None:
-        row = self._connection.execute(statement, parameters).fetchone()
-        return row[0] if row else None
-
-    def _count(self, kind: str, there: bool, old: int | None, new: int) -> None:
-        if there:
-            self._report.unchanged += 1
-        else:
-            self._added(kind, old, new)
-
-    def _added(self, kind: str, old: int | None, new: int) -> None:
-        self._report.added += 1
-        self._report.by_kind[kind] = self._report.by_kind.get(kind, 0) + 1
-        if old is not None and old != new:
-            self._report.renumbered += 1
-            if kind in memory_writer.KINDS:
-                self._moved[old] = new
-
-
-def _occupied(there: dict[int, str], row: int | None) -> str | None:
-    """What has this id already; "" for an id that is too large to be kept."""
-    if row is None:
-        return None
-    return there.get(row, "" if row > ID_KEPT_MAX else None)
 
 
 def _aliases(connection: sqlite3.Connection, record: dict[str, Any]) -> list[str]:

@@ -48,6 +48,7 @@ PERSONA_QUERY = (
     " and how it addresses the user"
 )
 _CACHE_MAX = 256
+_SPARE = 6  # rows looked at beyond those asked for
 
 _Cache = OrderedDict[tuple[str, int, bytes], tuple[object, tuple["Memory", ...], str | None]]
 
@@ -199,13 +200,13 @@ def sources(db: Database, memory_id: int) -> list[Memory]:
 def _find(connection: sqlite3.Connection, kind: str, query: str, limit: int, *, fill: bool) -> list[Memory]:
     limit = max(0, limit)
     # A few more than asked: of equal scores the one said last comes first, and the same words are not given twice.
-    scores = dict(text_index.matches(connection, kind, query, limit + 16))
+    scores = dict(text_index.matches(connection, kind, query, limit + _SPARE))
     rows = _rows(connection, scores)
     rows.sort(key=lambda row: (-scores[row[0].id], -row[0].seen, -row[0].id))
     if fill and len(rows) < limit:
         latest = connection.execute(
             "SELECT id FROM memory WHERE kind = ? AND superseded_by IS NULL ORDER BY id DESC LIMIT ?",
-            (kind, limit + 16),
+            (kind, limit + _SPARE),
         ).fetchall()
         rest = _rows(connection, [row for (row,) in latest if row not in scores])
         rows += sorted(rest, key=lambda row: -row[0].id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from rune.errors import InvalidInput
 from rune.memory import text_index
+from rune.memory.ids import free_ids
 from rune.memory.terms import clean, index_terms, merge_key
 from rune.storage.database import Database
 
@@ -83,10 +83,9 @@ class Writer:
             writer.finish()
 
     def store(self, rows: Sequence[Prepared]) -> list[int]:
-        """Insert rows and return their ids; those without an id get the next free ones, and no id is ever given twice."""
-        last = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'memory'").fetchone()
-        following = itertools.count(1 + max([last[0] if last else 0, *(row.id for row in rows if row.id)]))
-        full = [(row.id or next(following), row, " ".join(row.words)) for row in rows]
+        """Insert rows and return their ids; those without an id, or with a taken one, get the next free ones."""
+        ids = free_ids(self._connection, "memory", [row.id for row in rows])
+        full = [(i, row, " ".join(row.words)) for i, row in zip(ids, rows, strict=True)]
         self._connection.executemany(
             "INSERT INTO memory (id, kind, text, source, created, seen, said, recalls, recalled, superseded_by, level,"
             " merge_key, terms, length) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -104,7 +103,7 @@ class Writer:
             self._connection.executemany(
                 "INSERT OR IGNORE INTO memory_queue (id) VALUES (?)", [row[:1] for row in live]
             )
-        return [i for i, _, _ in full]
+        return ids
 
     def finish(self) -> None:
         """Let questions see what was stored."""

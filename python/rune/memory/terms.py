@@ -41,7 +41,10 @@ _SYMBOLS = r"(?:\+\+|#(?!\w))?"  # C++ and C# are not C
 _ASCII_NAMES = re.compile(f"[a-z0-9]+{_SYMBOLS}")
 _VOWEL = re.compile("[aeiouy]")
 _MERGE_MARKS = re.compile("[.,;!…\"'“”‘’。，、！*_`]")
-_MERGE_FILLERS = frozenset(("the", "a", "an", "also", "just", "quite", "really", "very"))
+_MERGE_ASCII = bytes(
+    32 if code < 128 and (_MERGE_MARKS.match(chr(code)) or chr(code).isspace()) else code for code in range(256)
+).lower()
+_MERGE_FILLERS = frozenset((b"the", b"a", b"an", b"also", b"just", b"quite", b"really", b"very"))
 _IN_NUMBER = re.compile(r"[.,](?<=\d.)(?=\d)")
 _LETTER_A = re.compile(r" A\b")  # "plan A" is not "plan a ..."
 
@@ -158,14 +161,20 @@ def merge_key(text: str) -> bytes:
     Word order, negations, numbers, names and symbols ("C" and "C++", "plan A" and "plan") all count, so that two facts
     never become one.
     """
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-    text = _LETTER_A.sub(" A\x01", _IN_NUMBER.sub("\x02", text.strip())).casefold()
-    words = _MERGE_MARKS.sub(" ", text).split()
+    text = text.strip()
+    if "." in text or "," in text:
+        text = _IN_NUMBER.sub("\x02", text)
+    if " A" in text:
+        text = _LETTER_A.sub(" A\x01", text)
+    if text.isascii():
+        words = text.encode("ascii").translate(_MERGE_ASCII).split()
+    else:
+        folded = _MERGE_MARKS.sub(" ", unicodedata.normalize("NFC", text).casefold())
+        words = [word.encode("utf-8", "surrogatepass") for word in folded.split()]
     kept = [word for word in words[:-1] if word not in _MERGE_FILLERS] + words[-1:]
-    if len(kept) > 1 and kept[0] == "user":
+    if len(kept) > 1 and kept[0] == b"user":
         del kept[0]
-    return hashlib.blake2b(" ".join(kept or [text]).encode("utf-8", "surrogatepass"), digest_size=12).digest()
+    return hashlib.blake2b(b" ".join(kept) or text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
 def _runs(text: str) -> Iterable[tuple[str, bool]]:

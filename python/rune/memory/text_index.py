@@ -10,7 +10,6 @@ Functions take a connection inside a transaction of ``rune.storage.database.Data
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 import sqlite3
@@ -24,9 +23,10 @@ from rune.storage.schema import INDEXED
 __all__ = ["Counts", "frequencies", "generation", "insert", "matches", "purge", "remove", "uncount"]
 
 CANDIDATES = 2000
-RANKED = 40
+CANDIDATES_MIN = 300  # in a small store; one more for every fifty rows
+RANKED = 32
 TERMS_MAX = 16  # posting lists read for one question
-WEIGHED_MAX = 96  # terms that count in the ranking
+WEIGHED_MAX = 48  # terms that count in the ranking
 LOOKUPS_MAX = 16_384  # distinct terms of a question whose frequency is looked up
 _K1, _B = 1.2, 0.75
 
@@ -126,32 +126,31 @@ def matches(connection: sqlite3.Connection, kind: str, question: str, limit: int
     if not informing and len(rarest) < len(terms):
         return []
     weights = {term: math.log(1 + (total - df + 0.5) / (df + 0.5)) for df, term in rarest[:WEIGHED_MAX]}
-    candidates = _candidates(connection, kind, rarest, weights)
-    best = heapq.nlargest(max(RANKED, limit), ((score, row) for row, score in candidates.items()))
+    scores = _candidates(connection, kind, rarest, weights, min(CANDIDATES, CANDIDATES_MIN + total // 50))
+    best = sorted(scores, key=scores.__getitem__, reverse=True)[: max(RANKED, limit)]  # equal ones stay newest first
     table, _ = INDEXED[kind]
     marks = ",".join("?" * len(best))
     ranked = []
-    for row, stored, n in connection.execute(
-        f"SELECT id, terms, length FROM {table} WHERE id IN ({marks})", [row for _, row in best]
-    ):
+    for row, stored in connection.execute(f"SELECT id, terms FROM {table} WHERE id IN ({marks})", best):
         words = stored.split()
-        shared = weights.keys() & words
+        distinct = set(words)
+        shared = [term for term in weights if term in distinct]
         if informing or len(shared) == len(terms):
-            norm = _K1 * (1 - _B + _B * n * total / (length or 1))
-            score = 0.0
-            for term in sorted(shared):  # sums of floats hang on their order
-                times = words.count(term)
-                score += weights[term] * times * (_K1 + 1) / (times + norm)
+            norm = _K1 * (1 - _B + _B * len(words) * total / (length or 1))
+            if len(distinct) == len(words):
+                score = sum(map(weights.__getitem__, shared)) * (_K1 + 1) / (1 + norm)
+            else:
+                times = Counter(words)
+                score = sum(weights[term] * times[term] * (_K1 + 1) / (times[term] + norm) for term in shared)
             ranked.append((-round(score, 9), -row))
     ranked.sort()
     return [(-row, -score) for score, row in ranked[:limit]]
 
 
 def _candidates(
-    connection: sqlite3.Connection, kind: str, rarest: list[tuple[int, str]], weights: dict[str, float]
+    connection: sqlite3.Connection, kind: str, rarest: list[tuple[int, str]], weights: dict[str, float], room: int
 ) -> dict[int, float]:
     scores: dict[int, float] = {}
-    room = CANDIDATES
     statement = f"SELECT rowid FROM {kind}_fts WHERE {kind}_fts MATCH ? ORDER BY rowid DESC LIMIT ?"
     for df, term in rarest[:TERMS_MAX]:
         weight = weights[term]
