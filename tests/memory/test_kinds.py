@@ -60,6 +60,16 @@ def test_a_connection_may_be_written_with_bars_or_arrows(db: Database) -> None:
     assert kinds.add(db, "edge", "Anna → lives in → Oslo") == first
 
 
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_numbers_beyond_what_is_stored_are_no_crash(db: Database, kind: str) -> None:
+    kinds.add(db, kind, EXAMPLES[kind][0])
+    assert len(kinds.list_rows(db, kind, limit=1 << 70)) == len(kinds.search(db, kind, "green", limit=1 << 70)) == 1
+    assert kinds.list_rows(db, kind, offset=1 << 70) == kinds.list_rows(db, kind, limit=-5) == []
+    for row in (1 << 70, -1, 0):
+        with pytest.raises(InvalidInput, match="there is no"):
+            kinds.forget(db, kind, row)
+
+
 def test_unknown_kinds_and_fields_are_refused(db: Database) -> None:
     for act in (kinds.list_rows, kinds.count):
         with pytest.raises(InvalidInput, match="known are memory, persona"):

@@ -25,6 +25,7 @@ _FIELDS = {
     "edge": ("weight", "source"),
     "neuron": ("note",),
 }
+_NUMBER_MAX = 1 << 53  # within what SQLite counts with
 _ENDS = re.compile(r"\s*(?:->|→|\|)\s*")
 
 
@@ -55,6 +56,8 @@ def add(db: Database, kind: str, text: str, **fields: Any) -> int:
 
 def forget(db: Database, kind: str, row: int) -> list[int]:
     """Remove a row for good and return the ids removed. Raises InvalidInput when there is none, and StorageError."""
+    if not 0 < row <= _NUMBER_MAX:
+        raise InvalidInput(f"there is no {_known(kind)} {row}; list them to see the ids")
     if _known(kind) in memory_writer.KINDS:
         return memory_store.forget(db, row, kind=kind)
     if kind == "fact":
@@ -69,6 +72,7 @@ def forget(db: Database, kind: str, row: int) -> list[int]:
 
 def list_rows(db: Database, kind: str, limit: int = 50, offset: int = 0) -> list[dict[str, Any]]:
     """Rows of a kind, the latest first."""
+    limit, offset = _bounded(limit), _bounded(offset)
     if _known(kind) in memory_writer.KINDS:
         return [_row(kind, memory) for memory in memory_store.list_memories(db, kind=kind, limit=limit, offset=offset)]
     if kind == "fact":
@@ -82,6 +86,7 @@ def list_rows(db: Database, kind: str, limit: int = 50, offset: int = 0) -> list
 
 def search(db: Database, kind: str, query: str, limit: int = 20) -> list[dict[str, Any]]:
     """Rows of a kind that speak of ``query``: memories and facts best first; names, connections and notes that contain it."""
+    limit = _bounded(limit)
     if _known(kind) in memory_writer.KINDS:
         return [_row(kind, memory) for memory in memory_store.search(db, query, limit, kind=kind)]
     if kind == "fact":
@@ -106,6 +111,10 @@ def _row(kind: str, row: Any) -> dict[str, Any]:
     fields = asdict(row)
     text = fields.get("text") or fields.get("name") or f"{row.src} -> {row.relation} -> {row.dst}"
     return {"kind": kind, "id": row.id, "text": text, **fields}
+
+
+def _bounded(number: int) -> int:
+    return max(0, min(number, _NUMBER_MAX))
 
 
 def _known(kind: str) -> str:

@@ -25,8 +25,9 @@ from typing import Self, TypeVar
 from rune.errors import StorageError
 from rune.storage import database_files as files
 from rune.storage import schema
+from rune.storage.schema import DamagedDatabase
 
-__all__ = ["Database", "storage_error"]
+__all__ = ["DamagedDatabase", "Database", "storage_error"]
 
 _IDLE_MAX = 8
 _T = TypeVar("_T")
@@ -36,10 +37,10 @@ _Opener = Callable[[], sqlite3.Connection]
 def storage_error(exc: BaseException, path: Path, doing: str = "use") -> StorageError:
     """What ``exc`` means for the database at ``path``, in words that say what to do."""
     low = str(exc).lower()
+    if any(word in low for word in ("malformed", "not a database", "no such table", "no such column", "corrupt")):
+        return DamagedDatabase(f"cannot {doing} {path}: {exc}. The file is damaged or not Rune's. {schema.REPAIR}")
     if "locked" in low or "busy" in low:
         hint = "Another process has held it for longer than Rune waits. Nothing was written; try again when it is done."
-    elif any(word in low for word in ("malformed", "not a database", "no such table", "no such column", "corrupt")):
-        hint = f"The file is damaged or not Rune's. {files.REPAIR}"
     elif "full" in low or "no space" in low:
         hint = "There is no room left on the disk. Nothing was written; free some and try again."
     elif "readonly" in low or "read-only" in low:

@@ -18,7 +18,6 @@ from rune.errors import StorageError
 from rune.storage import schema
 
 __all__ = [
-    "REPAIR",
     "SIDE_FILES",
     "connect",
     "copy_whole",
@@ -32,7 +31,6 @@ __all__ = [
     "uri",
 ]
 
-REPAIR = "Run `rune doctor --repair`: it sets the file aside under another name and saves what it can."
 SIDE_FILES = ("-wal", "-shm")
 _MIN_SQLITE = (3, 35, 0)  # RETURNING; the trigram tokenizer needs 3.34
 
@@ -107,9 +105,11 @@ def copy_whole(path: Path, folder: str) -> Path:
 
 
 def refuse_empty(path: Path) -> None:
-    """Raise StorageError for a file of no bytes, which SQLite would take for a new database."""
+    """Raise DamagedDatabase for a file of no bytes, which SQLite would take for a new database."""
     if size(path) == 0:
-        raise StorageError(f"{path} is damaged: it is an empty file, and Rune never leaves one. {REPAIR}")
+        raise schema.DamagedDatabase(
+            f"{path} is damaged: it is an empty file, and Rune never leaves one. {schema.REPAIR}"
+        )
 
 
 def side(path: Path, suffix: str) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 from rune.errors import StorageError
 from rune.storage import database_files as files
 from rune.storage import schema
-from rune.storage.database import Database, storage_error
+from rune.storage.database import DamagedDatabase, Database, storage_error
 
 __all__ = ["Condition", "Repaired", "inspect", "rebuild", "repair"]
 
@@ -59,8 +59,7 @@ def inspect(path: str | Path) -> Condition:
                 rows = {table: _number(connection, table) for table in schema.CONTENT_TABLES}
                 wrong += _wrong_counts(connection)
         except StorageError as exc:
-            repairable = isinstance(exc.__cause__, sqlite3.DatabaseError) or "doctor --repair" in str(exc)
-            return Condition("damaged" if repairable else "refused", str(exc))
+            return Condition("damaged" if isinstance(exc, DamagedDatabase) else "refused", str(exc))
     return Condition("damaged" if wrong else "ok", "; ".join(wrong), rows)
 
 

@@ -11,9 +11,25 @@ import sqlite3
 
 from rune.errors import StorageError
 
-__all__ = ["APPLICATION_ID", "CONTENT_TABLES", "INDEXED", "LATEST", "STEPS", "migrate", "verify"]
+__all__ = [
+    "APPLICATION_ID",
+    "CONTENT_TABLES",
+    "INDEXED",
+    "LATEST",
+    "REPAIR",
+    "STEPS",
+    "DamagedDatabase",
+    "migrate",
+    "verify",
+]
 
 APPLICATION_ID = 0x52554E45  # "RUNE"
+REPAIR = "Run `rune doctor --repair`: it sets the file aside under another name and saves what it can."
+
+
+class DamagedDatabase(StorageError):
+    """The file is there and is not a whole database of Rune's; ``rune.storage.repair`` helps."""
+
 
 _POSTINGS = """fts5(terms, content='', detail=none, columnsize=0, tokenize="ascii tokenchars '+#'")"""
 
@@ -86,13 +102,15 @@ _REQUIRED = frozenset((*CONTENT_TABLES, "stat", "term_df", "memory_fts", "person
 
 
 def verify(connection: sqlite3.Connection, where: str) -> int:
-    """The version of a database of ours; StorageError for a newer one, another program's or one with tables missing."""
+    """The version of a database of ours; DamagedDatabase for another program's or one with tables missing.
+
+    A newer one is a plain StorageError.
+    """
     application, version = _numbers(connection)
     names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if application != APPLICATION_ID:
-        raise StorageError(
-            f"{where} is an SQLite database of another program (application id {application:#x}, {len(names)} tables). "
-            "Move it away, or run `rune doctor --repair` to set it aside."
+        raise DamagedDatabase(
+            f"{where} is a database of another program (application id {application:#x}, {len(names)} tables). {REPAIR}"
         )
     if version > LATEST:
         raise StorageError(
@@ -102,9 +120,7 @@ def verify(connection: sqlite3.Connection, where: str) -> int:
     missing = sorted(_REQUIRED - names) if version == LATEST else []
     if missing or version < 1:
         what = f"tables missing: {', '.join(missing)}" if missing else "it has no schema"
-        raise StorageError(
-            f"{where} is damaged: {what}. Run `rune doctor --repair`: it sets the file aside and saves what it can."
-        )
+        raise DamagedDatabase(f"{where} is damaged: {what}. {REPAIR}")
     return version
 
 
