@@ -212,7 +212,10 @@ def unpacked(wheel: Path, place: Path) -> Path:
 
 def imported(place: Path) -> list[str]:
     """What the package at ``place`` says of itself, in a Python that sees nothing of this source tree."""
-    code = f"import site, sys; sys.path.insert(0, {str(place)!r}); site.addsitedir({str(place)!r}); {SHOW}"
+    # An editable install in the environment that runs the tests puts the tree on the path of every Python there.
+    here = str(ROOT / "python")
+    unseen = f"sys.path[:] = [p for p in sys.path if p != {here!r}]"
+    code = f"import site, sys; {unseen}; sys.path.insert(0, {str(place)!r}); site.addsitedir({str(place)!r}); {SHOW}"
     told = subprocess.run(
         [sys.executable, "-I", "-W", "error", "-c", code],
         cwd=place,
