@@ -51,6 +51,15 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sticky.clear()
 
 
+def run_script(script: str, home: Path) -> str:
+    """What a script prints in a process of its own; the home is its argument."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    command = [sys.executable, "-c", script, str(home)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def journal_of(home: Path) -> list[dict[str, Any]]:
     return list(DurableLog(home / "state" / "journal.jsonl").read())
 
@@ -230,6 +239,25 @@ def test_a_run_with_tools_is_one_turn_and_its_calls_are_on_record(home: Path) ->
     assert session.turns[0].complete
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a folder in use can be removed")
+def test_a_folder_that_is_gone_costs_the_tools_and_not_the_answer(home: Path) -> None:
+    script = (
+        "import os, pathlib, sys\n"
+        "from operator_helpers import facts_of, operator_of\n"
+        "gone = pathlib.Path(sys.argv[1]).parent / 'gone'\n"
+        "gone.mkdir()\n"
+        "os.chdir(gone)\n"
+        "gone.rmdir()\n"
+        "operator = operator_of(pathlib.Path(sys.argv[1]), ['blue'], facts=facts_of(8192, 'tools'), workspace=None)\n"
+        "response = operator.run('Which colour?')\n"
+        "print(response.text, response.trace['tools_exposed'], response.warnings)\n"
+    )
+    done = run_script(script, home)
+    assert done.startswith("blue [] ['no tools are offered: the workspace '.' cannot be used") or (
+        'blue [] ["no tools are offered' in done
+    )
+
+
 @pytest.mark.parametrize("end", ["loop", "step_limit"])
 def test_a_run_that_was_stopped_is_no_success_and_the_session_knows(home: Path, end: str) -> None:
     def look(number: int = 0) -> str:
@@ -396,10 +424,7 @@ def test_a_full_disk_degrades_and_leaves_no_part_of_a_row(home: Path) -> None:
         "response = operator_of(pathlib.Path(sys.argv[1]), ['blue']).run('Which colour?')\n"
         "print(response.success, response.text, response.degraded, response.trace['success'])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
-    command = [sys.executable, "-c", script, str(home)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "True blue ['storage.degraded'] True\n"
+    assert run_script(script, home) == "True blue ['storage.degraded'] True\n"
     assert rows(home) == [] and (home / "state" / "inference_traces.jsonl").read_bytes() == b""
     assert journal_of(home)[0]["event"] == "run_started"
 

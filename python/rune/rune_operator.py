@@ -312,18 +312,18 @@ class RuneOperator:
         return found if think is None else {**found, "think": think}
 
     def _runtime(self, run: Run) -> LocalToolRuntime:
-        runtime = LocalToolRuntime(
-            run.transport,  # type: ignore[arg-type]  # a run that executes has one
-            model=run.model,
-            tools=self.tools,
-            workspace=self.settings.workspace,
-            home=self.home,
-            run_id=run.run_id,
-            max_steps=self.settings.max_steps,
-        )
+        assert run.transport is not None
+        common: dict[str, Any] = {"model": run.model, "home": self.home, "run_id": run.run_id}
+        common["max_steps"] = self.settings.max_steps
+        try:
+            workspace = self.settings.workspace
+            runtime = LocalToolRuntime(run.transport, tools=self.tools, workspace=workspace, **common)
+        except InvalidInput as exc:  # the folder that the program was started in is gone: no reason not to answer
+            run.warnings.append(f"no tools are offered: {exc}")
+            runtime = LocalToolRuntime(run.transport, tools={}, workspace=self.home, **common)
         run.tool_names = runtime.tool_names
         capable = run.facts is not None and "tools" in (run.facts.capabilities or ())
-        run.offered = list(run.asked.tools or ()) if capable else []
+        run.offered = [name for name in run.asked.tools or () if name in run.tool_names] if capable else []
         run.schemas = runtime.schemas(run.offered)
         return runtime
 
