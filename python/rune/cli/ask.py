@@ -99,6 +99,7 @@ def ask(
     from rune.context.conversation import Conversation
     from rune.paths import inference_traces
     from rune.rune_operator import RuneOperator
+    from rune.transports.base import Verdict
 
     task = read_text(text, files)
     settings = load_settings(model=model, engine=engine, estimator=estimator, layout=layout, num_ctx=num_ctx)
@@ -113,7 +114,7 @@ def ask(
         finally:
             stream.stop()
     verdict = response.verdict or {}
-    cut = verdict.get("kind") in ("cut", "suspected", "shifted")
+    cut = response.verdict is not None and Verdict(**response.verdict).flagged  # type: ignore[arg-type]
     code = EXIT_DONE if response.success else EXIT_FAILED
     if response.success and strict and cut:
         code = EXIT_FOUND

@@ -31,7 +31,7 @@ def list_(as_json: bool) -> int:
     """List the sessions, the latest first."""
     from rune.context.sessions import list_sessions
 
-    found = sorted(list_sessions(load_settings().home), key=lambda info: -info.modified)
+    found = list_sessions(load_settings().home)
     if as_json:
         print_json(
             [{"id": i.id, "path": str(i.path), "bytes": i.bytes, "modified": i.modified, "rows": i.rows} for i in found]
@@ -83,9 +83,7 @@ def show(id: str, as_json: bool) -> int:
 @json_option
 def import_(file: str, id_: str | None, as_json: bool) -> int:
     """Import chat messages: JSON lines, a JSON array, or objects with messages. All of FILE, or nothing."""
-    from rune.context.conversation import Conversation
-    from rune.context.sessions import parse_sessions
-    from rune.paths import session_path
+    from rune.context.sessions import import_messages
 
     path = Path(file)
     try:
@@ -93,27 +91,9 @@ def import_(file: str, id_: str | None, as_json: bool) -> int:
     except OSError as exc:
         raise InvalidInput(f"cannot read {file}: {exc.strerror or exc}") from exc
     try:
-        found = parse_sessions(data)
+        made = import_messages(data, id=id_, default_id=path.stem, home=load_settings().home)
     except InvalidInput as exc:
         raise InvalidInput(f"{file}: {exc}") from exc
-    if id_ is not None and len(found) > 1:
-        raise InvalidInput(f"{file} holds {len(found)} sessions: --id names only one")
-    home = load_settings().home
-    made: list[Conversation] = []
-    for number, session in enumerate(found):
-        name = id_ or session.id or (path.stem if len(found) == 1 else f"{path.stem}-{number}")
-        made.append(Conversation.from_messages(name, session.messages))
-        if session_path(name, home).exists():
-            raise InvalidInput(f"there is a session {name!r} already: delete it, or give another --id")
-    if len({conversation.id for conversation in made}) < len(made):
-        raise InvalidInput(f"{file} names one session twice")
-    written: list[Path] = []
-    try:
-        written.extend(conversation.save_as_new(home) for conversation in made)
-    except BaseException:
-        for done in written:  # all or nothing
-            done.unlink(missing_ok=True)
-        raise
     rows = [{"id": c.id, "turns": len(c.turns), "incomplete": c.incomplete_count, "tokens": c.tokens} for c in made]
     if as_json:
         print_json(rows)
@@ -127,9 +107,10 @@ def import_(file: str, id_: str | None, as_json: bool) -> int:
 @click.argument("id")
 def export(id: str) -> int:
     """Print a session as JSON lines of chat messages."""
-    session = _open(id)
-    for message in [*({"role": "system", "content": text} for text in session.system), *session.messages()]:
-        click.echo(json.dumps(message, ensure_ascii=True))
+    from rune.context.sessions import export_lines
+
+    for line in export_lines(_open(id)):  # in ASCII, so that no terminal or pipe can change a character
+        click.echo(line if line.isascii() else json.dumps(json.loads(line)))
     return EXIT_DONE
 
 

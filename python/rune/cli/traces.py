@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from rich.table import Table
 from rich.text import Text
@@ -58,16 +60,18 @@ def tail(count: int, as_json: bool) -> int:
 @json_option
 def show(run_id: str, as_json: bool) -> int:
     """Show one record whole; the beginning of its run id (or task id) is enough."""
-    from rune.inference_trace import read_traces, verify_row
+    from rune.inference_trace import find_rows, verify_row
+    from rune.paths import inference_traces
+    from rune.storage.log import DurableLog
+    from rune.traces.query import run_id_of
 
-    rows = read_traces(load_settings().home)
-    found = [
-        row
-        for row in rows
-        if str((row.get("ext") or {}).get("run_id", "")).startswith(run_id) or str(row["task_id"]).startswith(run_id)
-    ]
+    def begins(row: dict[str, Any]) -> bool:
+        return run_id_of(row).startswith(run_id) or str(row["task_id"]).startswith(run_id)
+
+    found = find_rows(DurableLog(inference_traces(load_settings().home)), where=begins, limit=2)
     if len(found) != 1:
-        raise InvalidInput(f"{len(found) or 'no'} records begin with {run_id!r}; rune traces tail lists the last ones")
+        how_many = "several" if found else "no"
+        raise InvalidInput(f"{how_many} records begin with {run_id!r}; rune traces tail lists the last ones")
     row = found[0]
     changed = verify_row(row) is False
     if as_json:
