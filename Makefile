@@ -13,8 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 KERNELS := $(shell $(PYTHON) -c 'import sys; sys.path.insert(0, "build_backend"); sys.dont_write_bytecode = True; import rune_build; print(rune_build.choose())' 2>/dev/null)
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml rust/*/src/*.rs)
 BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard build_backend/*.py) $(RUST_SOURCES)
-# The scripts that fit the estimator write long lines of generated data; ruff leaves that folder alone.
-LINTED := python tests benches scripts build_backend --exclude scripts/estimator
+LINTED := python tests benches scripts build_backend
 NATIVE := python/rune/_native.abi3.so
 
 export PYTHONUTF8 := 1
@@ -26,7 +25,11 @@ CARGO := PYO3_PYTHON="$$PWD/$(BIN)/python" cargo
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
-demo: .stamps/base .stamps/embedded  ## asks a small local model one question and shows what it saw
+ENGINE_THERE := 'from rune.engines import open_transport; from rune.settings import Settings; open_transport(Settings.load())'
+
+# An Ollama with a chat model is used as it is; only where there is none is the embedded engine fetched.
+demo: .stamps/base  ## asks a small local model one question and shows what it saw
+	@if [ ! -e .stamps/embedded ] && ! $(BIN)/python -c $(ENGINE_THERE) 2>/dev/null; then $(MAKE) --no-print-directory .stamps/embedded; fi
 	@RUNE_HOME=.cache/demo-home $(BIN)/rune ask "In one sentence: why is the sky blue?" --explain
 	@echo
 	@RUNE_HOME=.cache/demo-home $(BIN)/rune traces tail --n 1
