@@ -182,6 +182,15 @@ def test_an_unwritable_home_does_not_stop_the_answer(rune: Rune, ollama: Playbac
     assert "storage.degraded" in done.stderr
 
 
+def test_one_reason_is_told_once_with_all_that_it_costs(rune: Rune) -> None:
+    rune.home.write_text("a file", encoding="utf-8")
+    done = rune("plan", "hi", "--window", "8192")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len([line for line in lines if "Not a directory" in line or "not a directory" in line]) == 1, done.stderr
+    assert lines[-1].startswith("degraded: memory, persona_memories,"), done.stderr
+
+
 def test_import_is_whole_or_not_at_all(rune: Rune, tmp_path: Path) -> None:
     good = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     file = tmp_path / "chat.jsonl"

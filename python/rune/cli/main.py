@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,22 @@ _COMMANDS = {
     "sessions": "rune.cli.sessions:sessions",
     "traces": "rune.cli.traces:traces",
 }
+
+
+class _Notes(logging.Handler):
+    """What Rune's modules log, as notes on standard error; several subsystems with one and the same reason give one note."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reasons: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "rune.subsystem_health" and isinstance(record.args, tuple):
+            reason = str(record.args[-1])
+            if reason in self.reasons:
+                return
+            self.reasons.add(reason)
+        click.echo(printable(record.getMessage()), err=True)
 
 
 class _Commands(click.Group):
@@ -65,7 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    args = list(sys.argv[1:] if argv is None else argv)
+    notes = _Notes()
+    logging.getLogger("rune").addHandler(notes)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        logging.getLogger("rune").removeHandler(notes)
+
+
+def _run(args: list[str]) -> int:
     before_dashes = args[: args.index("--")] if "--" in args else args
     wants_json = "--json" in before_dashes
     try:

@@ -88,4 +88,6 @@ def plan(
         click.echo(f"\n[{message['role']}]\n{printable(message['content'])}")
     for warning in trace["ext"].get("warnings") or ():
         click.echo(f"note: {printable(str(warning))}", err=True)
+    if trace["degraded"]:
+        click.echo(f"degraded: {printable(', '.join(trace['degraded']))} (rune doctor says more)", err=True)
     return EXIT_DONE
