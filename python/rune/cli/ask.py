@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.console import Console
 
 from rune.cli.common import (
     EXIT_DONE,
@@ -18,50 +17,9 @@ from rune.cli.common import (
     read_text,
 )
 from rune.cli.render import admission_table, console, error_console, row_summary
+from rune.cli.stream import Stream
 
 __all__ = ["ask"]
-
-
-class _Stream:
-    """Shows a run as it goes: progress on standard error, the answer on standard output."""
-
-    def __init__(self, quiet: bool, status: Console) -> None:
-        self.quiet = quiet
-        self.wrote = False
-        self._status = status
-        self._spinner: Any = None
-
-    def __call__(self, event: Any) -> None:
-        kind = type(event).__name__
-        if kind == "TextDelta":
-            self.stop()
-            if not self.quiet:
-                click.echo(printable(event.text), nl=False)
-                self.wrote = True
-        elif kind == "Progress":
-            text = (
-                "loading the model …"
-                if event.stage == "loading"
-                else f"reading the prompt {event.done:,}/{event.total:,}"
-            )
-            self._say(text)
-        elif kind == "ToolStarted":
-            self.stop()
-            self._status.print(f"tool: {printable(event.name)}", style="dim", markup=False)
-
-    def _say(self, text: str) -> None:
-        if self.quiet or not self._status.is_terminal:
-            return
-        if self._spinner is None:
-            self._spinner = self._status.status(text)
-            self._spinner.start()
-        else:
-            self._spinner.update(text)
-
-    def stop(self) -> None:
-        if self._spinner is not None:
-            self._spinner.stop()
-            self._spinner = None
 
 
 @click.command(epilog='Example: rune ask "Summarise this" --file notes.txt --explain')
@@ -107,7 +65,7 @@ def ask(
     session = None
     if session_id is not None:
         session = Conversation.open(session_id, settings.home, estimator=settings.estimator)
-    stream = _Stream(as_json, error_console())
+    stream = Stream(as_json, error_console())
     with RuneOperator(settings=settings) as operator:
         try:
             response = operator.run(task, session, "cli", num_predict=num_predict, format=schema, on_event=stream)

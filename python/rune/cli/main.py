@@ -27,6 +27,7 @@ __all__ = ["cli", "main"]
 
 _COMMANDS = {
     "ask": "rune.cli.ask:ask",
+    "chat": "rune.cli.chat:chat",
     "doctor": "rune.cli.doctor:doctor",
     "memory": "rune.cli.memory:memory",
     "models": "rune.cli.models:models",

@@ -1,0 +1,81 @@
+"""A run shown while it goes on: progress on standard error, the answer on standard output, tools as they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.console import Console
+
+from rune.cli.common import printable
+
+__all__ = ["Stream"]
+
+_ARGUMENTS_SHOWN = 160
+
+
+class Stream:
+    """The ``on_event`` of the commands. ``quiet`` shows nothing; ``wrote`` says whether a part of an answer was printed.
+
+    ``details`` shows what a tool was called with, and how it ended.
+    """
+
+    def __init__(self, quiet: bool, status: Console, *, details: bool = False) -> None:
+        self.quiet = quiet
+        self.wrote = False
+        self._details = details
+        self._status = status
+        self._spinner: Any = None
+        self._in_line = False
+
+    def __call__(self, event: Any) -> None:
+        kind = type(event).__name__
+        if kind == "TextDelta":
+            self.stop()
+            if not self.quiet:
+                text = printable(event.text)
+                click.echo(text, nl=False)
+                self.wrote = True
+                self._in_line = not text.endswith("\n")
+        elif kind == "Progress":
+            done = f"reading the prompt {event.done:,}/{event.total:,}"
+            self._say("loading the model …" if event.stage == "loading" else done)
+        elif kind == "ToolStarted":
+            self.stop()
+            self.end_line()
+            self._status.print(f"tool: {self._call(event)}", style="dim", markup=False)
+        elif kind == "ToolFinished" and self._details and not self.quiet:
+            first, _, rest = event.text.strip().partition("\n")
+            more = f" … ({len(event.text):,} characters)" if rest or len(first) > _ARGUMENTS_SHOWN else ""
+            mark = "→" if event.ok else "failed:"
+            self._status.print(f"  {mark} {printable(first[:_ARGUMENTS_SHOWN])}{more}", style="dim", markup=False)
+
+    def _call(self, event: Any) -> str:
+        if not self._details:
+            return printable(event.name)
+        arguments = event.arguments
+        if isinstance(arguments, dict):
+            arguments = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        shown = printable(str(arguments).replace("\n", "\\n"))
+        return f"{printable(event.name)}({shown[:_ARGUMENTS_SHOWN]}{' …' if len(shown) > _ARGUMENTS_SHOWN else ''})"
+
+    def _say(self, text: str) -> None:
+        if self.quiet or not self._status.is_terminal:
+            return
+        if self._spinner is None:
+            self._spinner = self._status.status(text)
+            self._spinner.start()
+        else:
+            self._spinner.update(text)
+
+    def stop(self) -> None:
+        """Takes the progress away."""
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+    def end_line(self) -> None:
+        """Ends the line of the answer, if it is in one."""
+        if self._in_line:
+            click.echo()
+            self._in_line = False
