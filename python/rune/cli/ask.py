@@ -17,7 +17,7 @@ from rune.cli.common import (
     read_text,
 )
 from rune.cli.render import admission_table, console, error_console, row_summary
-from rune.cli.stream import Stream
+from rune.cli.stream import Stream, flagged, tell
 
 __all__ = ["ask"]
 
@@ -57,7 +57,6 @@ def ask(
     from rune.context.conversation import Conversation
     from rune.paths import inference_traces
     from rune.rune_operator import RuneOperator
-    from rune.transports.base import Verdict
 
     task = read_text(text, files)
     settings = load_settings(model=model, engine=engine, estimator=estimator, layout=layout, num_ctx=num_ctx)
@@ -71,10 +70,8 @@ def ask(
             response = operator.run(task, session, "cli", num_predict=num_predict, format=schema, on_event=stream)
         finally:
             stream.stop()
-    verdict = response.verdict or {}
-    cut = response.verdict is not None and Verdict(**response.verdict).flagged  # type: ignore[arg-type]
     code = EXIT_DONE if response.success else EXIT_FAILED
-    if response.success and strict and cut:
+    if response.success and strict and flagged(response):
         code = EXIT_FOUND
     if as_json:
         value: dict[str, Any] = {
@@ -103,14 +100,7 @@ def ask(
             out.print()
             out.print(row_summary(response.trace))
             out.print(f"trace    {inference_traces(settings.home)} (run {response.run_id})", markup=False)
-    if not response.success:
-        click.echo(f"error: {printable(response.error or 'the run failed')}", err=True)
-    if cut:
-        click.echo(f"warning: the server may have cut the prompt ({printable(verdict.get('basis', ''))})", err=True)
-    for warning in response.warnings:
-        click.echo(f"note: {printable(str(warning))}", err=True)
-    if response.degraded:
-        click.echo(f"degraded: {printable(', '.join(response.degraded))} (rune doctor says more)", err=True)
+    tell(response)
     return code
 
 

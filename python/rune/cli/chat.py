@@ -16,7 +16,7 @@ import click
 from rune.cli.chat_commands import slash
 from rune.cli.common import EXIT_DONE, load_settings, printable
 from rune.cli.render import error_console
-from rune.cli.stream import Stream
+from rune.cli.stream import Stream, tell
 from rune.errors import InvalidInput, RuneError
 from rune.paths import private_dir
 
@@ -81,19 +81,14 @@ class Chat:
 
 def _conclude(response: OperatorResponse) -> None:
     """What a person should know of the turn besides its answer."""
-    if not response.success and response.error:
-        click.echo(f"error: {printable(response.error)}", err=True)
-    verdict = response.verdict or {}
-    if verdict.get("kind") in ("cut", "suspected", "shifted"):
-        click.echo(f"warning: the server may have cut the prompt ({printable(verdict.get('basis', ''))})", err=True)
-    for warning in response.warnings:
-        click.echo(f"note: {printable(str(warning))}", err=True)
-    if response.degraded:
-        click.echo(f"degraded: {printable(', '.join(response.degraded))} (rune doctor says more)", err=True)
+    tell(response)
     trace, row = response.broker_trace, response.trace
     if trace is None or row is None:
         return
-    parts = [f"{trace['admitted_total']:,} of {trace['budget']:,} tokens", str(verdict.get("kind", "no answer"))]
+    parts = [
+        f"{trace['admitted_total']:,} of {trace['budget']:,} tokens",
+        (response.verdict or {}).get("kind", "no answer"),
+    ]
     parts.append(f"{row['latency_ms'] / 1000:.1f} s")
     if trace["dropped"]:
         names = list(dict.fromkeys(str(dropped["name"]) for dropped in trace["dropped"]))

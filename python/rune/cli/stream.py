@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from rune.cli.common import printable
 
-__all__ = ["Stream"]
+if TYPE_CHECKING:
+    from rune.rune_operator import OperatorResponse
+
+__all__ = ["Stream", "flagged", "tell"]
 
 _ARGUMENTS_SHOWN = 160
 
@@ -79,3 +82,23 @@ class Stream:
         if self._in_line:
             click.echo()
             self._in_line = False
+
+
+def flagged(response: OperatorResponse) -> bool:
+    """Whether the server may have cut the prompt."""
+    from rune.transports.base import Verdict
+
+    return response.verdict is not None and Verdict(**response.verdict).flagged  # type: ignore[arg-type]
+
+
+def tell(response: OperatorResponse) -> None:
+    """What a person should know of a run besides its answer, a line each on standard error."""
+    if not response.success:
+        click.echo(f"error: {printable(response.error or 'the run failed')}", err=True)
+    if flagged(response):
+        basis = (response.verdict or {}).get("basis", "")
+        click.echo(f"warning: the server may have cut the prompt ({printable(basis)})", err=True)
+    for warning in response.warnings:
+        click.echo(f"note: {printable(str(warning))}", err=True)
+    if response.degraded:
+        click.echo(f"degraded: {printable(', '.join(response.degraded))} (rune doctor says more)", err=True)
