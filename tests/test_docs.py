@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,14 @@ from rune.cli.main import cli
 from rune.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/contributors.md",
+    "docs/performance.md",
+]
 EXAMPLE = re.compile(r"(<!-- needs a model -->\n)?```python\n(.*?)```", re.DOTALL)
 EXAMPLES = [
     pytest.param(code, bool(mark), id=f"{name}-{number}")
@@ -31,13 +40,15 @@ def test_examples_run(code: str, needs_model: bool, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("RUNE_HOME", str(tmp_path))
     compiled = compile(code, "example", "exec")
     if not needs_model:
-        exec(compiled, {"__name__": "example"})
+        module = types.ModuleType("example")
+        monkeypatch.setitem(sys.modules, "example", module)  # dataclasses look their module up
+        exec(compiled, module.__dict__)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", read(name)):
-        assert (ROOT / target).exists(), f"{name} links to {target}, which is not there"
+        assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}, which is not there"
 
 
 def test_each_name_is_in_the_file_that_the_table_gives() -> None:

@@ -15,12 +15,17 @@ from rune.errors import RuneError
 __all__ = ["doctor"]
 
 
-@click.command(epilog="Example: rune doctor --json")
+@click.command(epilog="Example: rune doctor --json · rune doctor --model qwen3:8b · rune doctor --repair")
+@click.option("--model", help="Look at this model of the server alone.")
+@click.option("--repair", is_flag=True, help="Set a damaged database aside and save every row that can be read.")
 @json_option
-def doctor(as_json: bool) -> int:
+def doctor(model: str | None, repair: bool, as_json: bool) -> int:
     """Check this installation. Exit 3 when something is found."""
+    from rune.cli.doctor_wire import engine_checks
+
     settings = load_settings()
-    checks = [*_kernel_checks(), *_storage_checks(settings), *_engine_checks(settings), *_run_checks(settings)]
+    checks = [_repair(settings)] if repair else []
+    checks += [*_kernel_checks(), *_storage_checks(settings), *engine_checks(settings, model), *_run_checks(settings)]
     checks += [{"check": "config.toml", "ok": False, "says": text} for text in settings.warnings]
     found = any(check["ok"] is False for check in checks)
     rows = [row._asdict() for row in settings.explain()]
@@ -28,12 +33,12 @@ def doctor(as_json: bool) -> int:
         print_json({"ok": not found, "checks": checks, "settings": rows})
         return EXIT_FOUND if found else EXIT_DONE
     table = Table(box=None, pad_edge=False)
-    table.add_column("check")
+    table.add_column("check", overflow="fold")
     table.add_column("")
     table.add_column("", overflow="fold")
     for check in checks:
         mark = {True: "ok", False: "PROBLEM", None: "note"}[check["ok"]]
-        table.add_row(Text(check["check"]), mark, Text(printable(str(check["says"]))))
+        table.add_row(Text(printable(check["check"])), mark, Text(printable(str(check["says"]))))
     console().print(table)
     click.echo()
     settings_table = Table(box=None, pad_edge=False)
@@ -52,64 +57,52 @@ def _kernel_checks() -> list[dict[str, Any]]:
     return [{"check": "kernels", "ok": True, "says": f"rune {__version__}, backend {kernels.BACKEND}{reason}"}]
 
 
+def _repair(settings: Any) -> dict[str, Any]:
+    """What ``--repair`` did. A database that is whole, or not there, is left as it is and that is no problem."""
+    from rune.paths import database
+    from rune.storage.repair import inspect, repair
+
+    path = database(settings.home)
+    try:
+        condition = inspect(path)
+        if condition.state in ("ok", "absent"):
+            return {"check": "repair", "ok": True, "says": f"nothing to repair: the database is {condition.state}"}
+        done = repair(path)
+    except RuneError as exc:
+        return {"check": "repair", "ok": False, "says": str(exc)}
+    rows = ", ".join(f"{count} of {table}" for table, count in done.saved.items() if count) or "no row"
+    lost = f"; not all could be read of {', '.join(sorted(set(done.incomplete)))}" if done.incomplete else ""
+    says = f"the damaged file is now {done.aside}; saved {rows}{lost}"
+    return {"check": "repair", "ok": True, "says": says, "aside": str(done.aside), "saved": done.saved}
+
+
 def _storage_checks(settings: Any) -> list[dict[str, Any]]:
     import os
 
     from rune.paths import database, state_dir
-    from rune.storage.database import Database
+    from rune.storage.repair import inspect
 
-    checks: list[dict[str, Any]] = []
     folder = state_dir(settings.home)
     at = folder
-    while not at.exists() and at != at.parent:
+    while not os.path.exists(at) and at != at.parent:  # unlike Path.exists it takes "may not look" for "is not there"
         at = at.parent
-    writable = at.is_dir() and os.access(at, os.W_OK)
+    # The rights that count are those the program runs with, not those of who started it.
+    effective = os.access in os.supports_effective_ids
+    writable = os.path.isdir(at) and os.access(at, os.W_OK | os.X_OK, effective_ids=effective)
     says = f"{settings.home}" if writable else f"{at} cannot be written; set RUNE_HOME to a folder that can"
-    checks.append({"check": "home", "ok": writable, "says": says})
-    if database(settings.home).exists():
-        try:
-            with Database(database(settings.home), readonly=True) as db, db.read() as connection:
-                connection.execute("PRAGMA quick_check(1)").fetchone()
-            checks.append({"check": "database", "ok": True, "says": str(database(settings.home))})
-        except RuneError as exc:
-            checks.append({"check": "database", "ok": False, "says": str(exc)})
-    return checks
-
-
-def _engine_checks(settings: Any) -> list[dict[str, Any]]:
-    from dataclasses import replace
-
-    from rune.engines import open_transport
-    from rune.transports.embedded_model import available, find_gguf
-
-    checks: list[dict[str, Any]] = []
-    answered = False
+    checks: list[dict[str, Any]] = [{"check": "home", "ok": writable, "says": says}]
+    path = database(settings.home)
     try:
-        transport, _ = open_transport(replace(settings, engine="ollama", connect_timeout_s=1.0), model="any")
-        try:
-            names = [listing.name for listing in transport.models()]
-            refuses = {True: "refuses long prompts", False: "cuts long prompts", None: "may cut long prompts"}
-            version = getattr(transport, "version", lambda: "unknown")()
-            says = f"version {version}, {refuses[transport.can_refuse()]}, models: {', '.join(names) or 'none'}"
-            checks.append({"check": "ollama", "ok": True, "says": says})
-            answered = True
-        finally:
-            transport.close()
+        condition = inspect(path)
     except RuneError as exc:
-        checks.append({"check": "ollama", "ok": False if settings.engine == "ollama" else None, "says": str(exc)})
-    ok, reason = available()
-    try:
-        path = find_gguf(settings.gguf) if ok else None
-        says = f"model {path}" if path else reason or "no model file: set RUNE_GGUF"
-        checks.append({"check": "embedded engine", "ok": True if path else None, "says": says})
-        answered = answered or path is not None
-    except RuneError as exc:
-        checks.append({"check": "embedded engine", "ok": False, "says": str(exc)})
-    if not answered and not settings.openai_base_url:
-        checks.append(
-            {"check": "engine", "ok": False, "says": "no engine answers: start Ollama, or install the embedded one"}
-        )
-    return checks
+        return [*checks, {"check": "database", "ok": False, "says": str(exc)}]
+    if condition.state == "absent":
+        return [*checks, {"check": "database", "ok": True, "says": condition.detail}]
+    rows = ", ".join(f"{count} {table}" for table, count in condition.rows.items() if count) or "no rows"
+    says = f"{path}: {rows}" if condition.state == "ok" else condition.detail
+    if condition.state == "damaged" and "--repair" not in says:
+        says = f"{path}: {says}. `rune doctor --repair` sets it aside and saves every row that can be read"
+    return [*checks, {"check": "database", "ok": condition.state == "ok", "says": says}]
 
 
 def _run_checks(settings: Any) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ TOP = 3
 TEXT_MAX = 100_000  # characters of one fact
 _KNOWN_MAX, _UNKNOWN_MAX = 3, 1  # patterns looked up for one task
 _BEGINNINGS_MAX = 24  # terms of a task of which it is asked whether a stored word begins so
-_HITS_MAX = 24  # facts read for one pattern, the latest first
+_HITS_MAX = 12  # facts read for one pattern, the latest first
 _WHOLE, _START, _INSIDE = 1.0, 0.5, 0.2
 
 

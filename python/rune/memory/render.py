@@ -19,7 +19,8 @@ _BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 def one_line(text: str, limit: int = ITEM_MAX) -> str:
     """``text`` in one line of at most ``limit`` characters and the note on what was left out."""
-    line = _BREAKS.sub(" ", text).strip()
+    plain = text.isprintable() and "  " not in text  # the usual case, many times a turn
+    line = (text if plain else _BREAKS.sub(" ", text)).strip()
     if len(line) <= limit:
         return line
     kept = line[:limit].rstrip()

@@ -23,9 +23,9 @@ from rune.storage.schema import INDEXED
 __all__ = ["Counts", "frequencies", "generation", "insert", "matches", "purge", "remove", "uncount"]
 
 CANDIDATES = 2000
-CANDIDATES_MIN = 300  # in a small store; one more for every fifty rows
-RANKED = 32
-TERMS_MAX = 16  # posting lists read for one question
+CANDIDATES_MIN = 150  # in a small store; one more for every fifty rows
+RANKED = 12
+TERMS_MAX = 10  # posting lists read for one question
 WEIGHED_MAX = 48  # terms that count in the ranking
 LOOKUPS_MAX = 16_384  # distinct terms of a question whose frequency is looked up
 _K1, _B = 1.2, 0.75

@@ -6,7 +6,15 @@ import re
 
 from rune.transports.verdict import ServerTraits
 
-__all__ = ["Version", "clamps_num_ctx", "effective_window", "parse_version", "ps_window_is_exact", "traits"]
+__all__ = [
+    "Version",
+    "clamps_num_ctx",
+    "default_window",
+    "effective_window",
+    "parse_version",
+    "ps_window_is_exact",
+    "traits",
+]
 
 Version = tuple[int, int, int]
 
@@ -20,6 +28,7 @@ FIRST_LLAMA_SERVER: Version = (0, 30, 0)
 COUNTS_UNCACHED_ONLY: Version = (0, 30, 0)
 FIRST_TO_HALVE: Version = (0, 30, 11)
 SMALLEST_WINDOW = 4
+FIRST_WITH_4096: Version = (0, 6, 7)
 
 
 def parse_version(text: object) -> Version | None:
@@ -61,3 +70,11 @@ def effective_window(num_ctx: int, trained: int | None, version: Version | None)
     if trained is not None and clamps_num_ctx(version):
         window = min(window, trained)
     return window
+
+
+def default_window(version: Version | None) -> int:
+    """Tokens of window that a client gets that sends no ``num_ctx``, on a machine without much graphics memory.
+
+    From 0.15.5 on it is 32768 with 23 GiB of it and 262144 with 47; ``OLLAMA_CONTEXT_LENGTH`` of the server overrides it.
+    """
+    return 2048 if version is not None and version < FIRST_WITH_4096 else 4096
