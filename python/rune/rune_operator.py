@@ -24,6 +24,7 @@ from rune.engines import default_model, open_transport
 from rune.errors import ContextOverflowError, InvalidInput, RuneError
 from rune.inference_trace import InferenceTraceStore, build_record
 from rune.messages import Message, compact_json
+from rune.operator_async import run_in_thread
 from rune.operator_attempts import Allocations, Attempts, resolve
 from rune.operator_run import CANCELLED, Asked, OperatorResponse, Run, record_values, shared_prefix
 from rune.operator_stores import Stores
@@ -238,6 +239,16 @@ class RuneOperator:
             if isinstance(run.exception, KeyboardInterrupt):
                 raise run.exception
             return run.response(row, health.degraded)
+
+    async def arun(
+        self, task: str | TaskState, session: Conversation | None = None, channel: str = "cli", **values: Any
+    ) -> OperatorResponse:
+        """``run`` for an event loop, with the same arguments, results and errors; it does not block the loop.
+
+        ``on_event`` is called in the loop's thread. Cancelling the awaiting task stops the server's work; the run's row is
+        written first, and ``asyncio.CancelledError`` goes on.
+        """
+        return await run_in_thread(self.run, task, session, channel, **values)
 
     def _asked(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,8 @@ def test_plan_of_a_text_that_does_not_fit(rune: Rune) -> None:
         (["ask", "hi", "--nonsense"], "nonsense"),
         (["sessions", "show", "nosuch"], "nosuch"),
         (["sessions", "show", "../etc"], "id"),
+        (["ask", "hi", "--option", "temperature"], "NAME=VALUE"),
+        (["ask", "hi", "--keep-alive", "soon"], "duration"),
         (["traces", "show", "nosuch"], "nosuch"),
         (["nosuch"], "nosuch"),
     ],
@@ -110,6 +113,37 @@ def test_ask_streams_records_and_explains(rune: Rune, ollama: PlaybackServer) ->
     assert row["ext"]["num_ctx"] == sent["options"]["num_ctx"] == 8192
     shown = rune.json("traces", "show", row["ext"]["run_id"][:8])
     assert shown == row
+
+
+def test_what_is_asked_of_the_server_reaches_it(rune: Rune, ollama: PlaybackServer) -> None:
+    args = ["--option", "temperature=0.2", "--option", 'stop=["END"]', "--option", "seed=7", "--keep-alive", "10m"]
+    assert rune("ask", "hi", "--no-think", *args).returncode == 0
+    sent = ollama.requests_to("/api/chat")[0].json
+    assert sent["options"].items() >= {"temperature": 0.2, "stop": ["END"], "seed": 7}.items()
+    assert (sent["keep_alive"], sent["think"]) == ("10m", False)
+    assert rune("ask", "hi", "--think", "--keep-alive", "-1", "--option", "num_ctx=4096").returncode == 0
+    sent = ollama.requests_to("/api/chat")[1].json
+    assert (sent["keep_alive"], sent["think"], sent["options"]["num_ctx"]) == (-1, True, 4096)
+    assert rune("ask", "hi").returncode == 0
+    sent = ollama.requests_to("/api/chat")[2].json
+    assert "keep_alive" not in sent and "think" not in sent and "temperature" not in sent["options"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_stops_the_server_and_leaves_one_failed_row(rune: Rune, ollama: PlaybackServer) -> None:
+    ollama.routes["/api/chat"] = ndjson(*reply_lines("word " * 3000), pause=0.02)
+    command = [sys.executable, "-m", "rune.cli.main", "ask", "talk", "--session", "s1"]
+    with subprocess.Popen(command, env=rune.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(4) == b"word"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and b"Traceback" not in err
+    assert ollama.hung_up.acquire(timeout=20), "the server was left working"
+    (row,) = rune.json("traces", "tail")
+    assert (row["success"], row["error"]) == (False, "cancelled")
+    assert row["ext"]["partial_text"].startswith("word")
+    assert [s["id"] for s in rune.json("sessions", "list")] == []
 
 
 def test_a_session_goes_on_and_is_kept(rune: Rune, ollama: PlaybackServer) -> None:

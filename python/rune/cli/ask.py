@@ -22,7 +22,7 @@ from rune.cli.stream import Stream, flagged, tell
 __all__ = ["ask"]
 
 
-@click.command(epilog='Example: rune ask "Summarise this" --file notes.txt --explain')
+@click.command(epilog='Example: rune ask "Summarise this" --file notes.txt --explain --option temperature=0')
 @click.argument("text", required=False)
 @click.option(
     "--file", "files", multiple=True, type=click.Path(), help="Add the contents of a UTF-8 file to the question."
@@ -33,6 +33,11 @@ __all__ = ["ask"]
 @click.option("--format", "format_", help="A JSON schema (or a file of one) that the answer must follow.")
 @click.option("--num-ctx", type=click.IntRange(1), help="Window in tokens to ask the server for.")
 @click.option("--num-predict", type=click.IntRange(1), help="Longest reply in tokens.")
+@click.option("--think/--no-think", default=None, help="Let a model that can think do so, or not.")
+@click.option("--keep-alive", metavar="TIME", help='How long the server keeps the model loaded ("10m", "-1": always).')
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE", help="A sampling option of the server; repeatable."
+)
 @click.option("--estimator", type=click.Choice(["chars4", "script"]), help="What measures tokens.")
 @click.option("--layout", type=click.Choice(["seed", "cache"]), help="The order of blocks in the prompt.")
 @click.option("--explain", is_flag=True, help="Show what entered the window, what was left out, and the counts.")
@@ -47,6 +52,9 @@ def ask(
     format_: str | None,
     num_ctx: int | None,
     num_predict: int | None,
+    think: bool | None,
+    keep_alive: str | None,
+    options: tuple[str, ...],
     estimator: str | None,
     layout: str | None,
     explain: bool,
@@ -59,15 +67,18 @@ def ask(
     from rune.rune_operator import RuneOperator
 
     task = read_text(text, files)
-    settings = load_settings(model=model, engine=engine, estimator=estimator, layout=layout, num_ctx=num_ctx)
+    settings = load_settings(
+        model=model, engine=engine, estimator=estimator, layout=layout, num_ctx=num_ctx, keep_alive=keep_alive
+    )
     schema = _schema(format_)
+    asked = {"num_predict": num_predict, "format": schema, "think": think, "options": _options(options)}
     session = None
     if session_id is not None:
         session = Conversation.open(session_id, settings.home, estimator=settings.estimator)
     stream = Stream(as_json, error_console())
     with RuneOperator(settings=settings) as operator:
         try:
-            response = operator.run(task, session, "cli", num_predict=num_predict, format=schema, on_event=stream)
+            response = operator.run(task, session, "cli", on_event=stream, **asked)
         finally:
             stream.stop()
     code = EXIT_DONE if response.success else EXIT_FAILED
@@ -102,6 +113,24 @@ def ask(
             out.print(f"trace    {inference_traces(settings.home)} (run {response.run_id})", markup=False)
     tell(response)
     return code
+
+
+def _options(given: tuple[str, ...]) -> dict[str, Any] | None:
+    """The values of ``--option NAME=VALUE``; a VALUE is JSON where it can be read as such, else text."""
+    import json
+
+    from rune.errors import InvalidInput
+
+    found: dict[str, Any] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise InvalidInput(f"--option wants NAME=VALUE, as in --option temperature=0.2, not {pair!r}")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value
+    return found or None
 
 
 def _schema(given: str | None) -> Any:

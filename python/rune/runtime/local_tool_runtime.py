@@ -23,7 +23,7 @@ from rune.runtime.task_state import new_id
 from rune.runtime.tool_executor import TOOLS, Approve, Tool, ToolContext, ToolExecutor, ToolOutcome
 from rune.runtime.tool_results import ResultStore
 from rune.runtime.workspace import Workspace
-from rune.transports.base import ChatReply, Transport
+from rune.transports.base import ChatReply, TextDelta, Transport
 from rune.transports.discovery import _model_capabilities, context_length
 
 __all__ = ["MAX_STEPS", "LocalToolRuntime", "RunResult", "_model_capabilities", "context_length"]
@@ -208,15 +208,25 @@ class _Loop:
 
     def _ask(self, arguments: dict[str, Any]) -> ChatReply | None:
         """The next reply, or None when the run was cancelled meanwhile."""
+        came: list[str] = []
+
+        def hear(event: RunEvent) -> None:
+            if isinstance(event, TextDelta):
+                came.append(event.text)
+            self._tell(event)
+
         try:
             reply = self.runtime.transport.chat(
                 [*self.given, *self.own],
                 model=self.runtime.model,
                 tools=self.schemas,
-                on_event=self.on_event,
+                on_event=hear,
                 cancel=self.cancel,
                 **arguments,
             )
+        except KeyboardInterrupt:
+            self.result.text = "".join(came) or self.result.text  # what was shown is part of the record
+            raise
         except (StreamCut, BadReply) as exc:
             if exc.partial_text:
                 self.result.text = exc.partial_text
