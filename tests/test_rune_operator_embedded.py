@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import importlib.util
 import logging
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +100,43 @@ def test_a_real_refusal_admits_by_script_and_is_answered(operator: RuneOperator)
     assert second["outcome"] == "answered" and second["estimator"].startswith("script")
     assert row["dropped_blocks"][0]["name"] == "numbers"
     assert row["ext"]["verdict"]["kind"] == "whole"
+
+
+@pytest.mark.parametrize("readmission", [False, True])
+@pytest.mark.parametrize("evictable", [True, False])
+def test_base64_that_chars4_takes_for_short_is_never_answered_cut(
+    tmp_path: Path, readmission: bool, evictable: bool
+) -> None:
+    settings = Settings.load(tmp_path, env={}, num_predict=16, readmission=readmission)
+    data = base64.b64encode(random.Random(5).randbytes(12_600)).decode()
+    with (
+        contextlib.closing(LlamaCppChatTransport(n_ctx=8192)) as engine,
+        RuneOperator(engine, home=tmp_path, settings=settings) as operator,
+    ):
+        operator._context_broker().register(
+            "blob",
+            lambda task, session: ContributionBlock(content=data),
+            bucket=3,
+            priority=10,
+            evictable=evictable,
+            source="test",
+        )
+        response = operator.run("Say hello.")
+    row = only_row(tmp_path)
+    first = row["ext"]["attempts"][0]
+    assert first["tokens"] < 5735 and first["outcome"] == "refused"
+    assert first["n_prompt_tokens"] > 8191 and first["n_ctx"] == 8192
+    if readmission and evictable:
+        assert response.success and response.text.strip()
+        assert row["ext"]["attempts"][1]["estimator"].startswith("script")
+        assert row["ext"]["estimator"].startswith("script") and row["ext"]["verdict"]["kind"] == "whole"
+        assert [dropped["name"] for dropped in row["dropped_blocks"]] == ["blob"]
+    else:
+        error = response.exception
+        assert isinstance(error, ContextOverflowError) and error.origin == "server" and response.text == ""
+        assert (error.served_prompt_tokens, error.server_window) == (first["n_prompt_tokens"], 8192)
+        assert str(first["n_prompt_tokens"]) in str(error)
+        assert len(row["ext"]["attempts"]) == 1
 
 
 def test_a_real_refusal_that_nothing_helps(operator: RuneOperator) -> None:

@@ -110,6 +110,7 @@ EXAMPLES: dict[str, list[tuple[Any, Any]]] = {
     "trace_backups": [("0", 0), (9, 9)],
     "compaction": [("off", False), ("on", True), (False, False)],
     "memory_off": [(word, True) for word in ("1", "true", "YES", " on ")] + [("0", False), ("off", False)],
+    "readmission": [("off", False), ("1", True)],
     "neuron_half_life_hours": [("12", 12.0)],
     "contributor_timeout_s": [("0.1", 0.1)],
     "http_get": [("yes", True)],

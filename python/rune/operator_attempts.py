@@ -115,7 +115,8 @@ class Attempts:
             self._readmit_below_the_ceiling(choice)
             choice = self._choose()
         safe = self._safe(self.capsule.to_messages())
-        if safe > choice.num_ctx - 1 and not self._by_script and (not self._refuses or safe > 2 * choice.num_ctx):
+        doubtful = safe > choice.num_ctx - 1 and (not self._refuses or safe > 2 * choice.num_ctx)
+        if doubtful and not self._by_script and self._settings.readmission:
             try:
                 self._readmit(window=min(choice.num_ctx, self.capsule.window), estimator=_SCRIPT)
                 choice = self._choose()
@@ -247,7 +248,7 @@ class Attempts:
             self._allocations.set(self.transport, self.run.model, choice.num_ctx, exc.n_ctx)
             self.window = replace(self.window, window=min(exc.n_ctx, self.window.window), source=ALLOCATED)
             self._before = choice.num_ctx
-        if self._by_script:
+        if self._by_script or not self._settings.readmission:
             raise self._refused(exc) from exc
         before = self.capsule.to_messages()
         try:

@@ -87,6 +87,7 @@ class Settings:
         None, kinds.tokens, "window in tokens to ask the server for; chosen per turn when unset"
     )
     num_ctx_max: int = _setting(32768, kinds.tokens, "largest window in tokens that is chosen without being asked for")
+    readmission: bool = _setting(True, kinds.switch, "whether a prompt that is refused is admitted again by script")
     num_predict: int | None = _setting(None, kinds.tokens, "longest reply in tokens; what the window leaves when unset")
     keep_alive: str | int | None = _setting(None, kinds.keep_alive, "how long the server keeps the model loaded")
     think: bool | str | None = _setting(None, kinds.think, "whether, or how much, a thinking model thinks")
