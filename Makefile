@@ -20,7 +20,7 @@ export PYTHONUTF8 := 1
 # pyo3 looks at the interpreter that will load the module, not at the first python3 on PATH.
 CARGO := PYO3_PYTHON="$$PWD/$(BIN)/python" cargo
 
-.PHONY: help demo test test-all lint types test-rust test-python canaries bench clean venv dev
+.PHONY: help demo test test-all lint types test-rust test-python canaries soak bench clean venv dev
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -67,6 +67,9 @@ test-python: .stamps/dev  ## pytest; benches run once each, untimed
 canaries: .stamps/dev  ## the contracts, proved on this machine
 	$(BIN)/python -m rune.canary_context_broker
 	@if [ -e python/rune/canary_p0_07.py ]; then $(BIN)/python -m rune.canary_p0_07; fi
+
+soak: .stamps/dev  ## 1000 mixed calls and runs against a server that breaks in every way
+	RUNE_SOAK=$${RUNE_SOAK:-1000} $(BIN)/python -m pytest tests/transports/test_soak.py -q
 
 bench: .stamps/dev  ## the benches, timed
 	$(BIN)/python -m pytest benches --benchmark-enable --benchmark-only

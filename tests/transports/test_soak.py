@@ -1,6 +1,7 @@
 """Many calls in a random mix of replies and faults, from several threads and tasks: every one ends as it must.
 
-``RUNE_SOAK`` sets how many calls are made (default 100; 1000 takes about half a minute).
+Once on the bare transport, once as whole runs of the operator, each of which leaves one row. ``RUNE_SOAK`` sets how many calls
+are made (default 100; ``make soak`` makes 1000).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from operator_helpers import operator_of, rows
 from playback import PlaybackServer, Request, Step, json_answer, ndjson, reply_lines, reset, silent, user
 from rune.errors import BadReply, ModelNotFound, PromptRefused, ServerUnreachable, StreamCut, TransportError
 from rune.transports.http import Timeouts
 from rune.transports.ollama import OllamaChatTransport
 
 CALLS = int(os.environ.get("RUNE_SOAK") or 100)
-OVERFLOW = {"error": {"type": "exceed_context_size_error", "n_prompt_tokens": 900, "n_ctx": 512}}
 
 KINDS: dict[str, type[TransportError] | None] = {
     "reply": None,
@@ -44,12 +45,14 @@ KINDS: dict[str, type[TransportError] | None] = {
 class Mixed:
     """Answers by what the message asks for; a second attempt of the same call gets the reply."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 512) -> None:
+        error = {"type": "exceed_context_size_error", "n_prompt_tokens": window + 400, "n_ctx": window}
+        self.overflow = {"error": error}
         self.lock = threading.Lock()
         self.seen: Counter[str] = Counter()
 
     def __call__(self, request: Request) -> Step:
-        kind, _, number = request.json["messages"][0]["content"].partition("|")
+        kind, _, number = request.json["messages"][-1]["content"].partition("|")
         with self.lock:
             self.seen[number] += 1
             again = self.seen[number] > 1
@@ -64,7 +67,7 @@ class Mixed:
             "no done": ndjson(*lines[:2]),
             "error line": ndjson(*lines[:2], {"error": "boom"}),
             "no json": ndjson(*lines[:2], "boom"),
-            "refused": json_answer(OVERFLOW, 400),
+            "refused": json_answer(self.overflow, 400),
             "missing": json_answer({"error": "model 'm' not found"}, 404),
             "load failure": json_answer({"error": "llama-server process has terminated: killed"}, 500),
             "silence": silent(),
@@ -116,3 +119,37 @@ def test_soak(serve: Callable[..., PlaybackServer], connect: Callable[..., Ollam
         time.sleep(0.05)
     assert open_files() <= files, "connections were left open"
     assert threading.active_count() <= threads, "threads were left running"
+
+
+def test_every_run_of_the_operator_ends_in_time_with_its_one_row(
+    serve: Callable[..., PlaybackServer], connect: Callable[..., OllamaChatTransport], tmp_path: Path
+) -> None:
+    rng = random.Random(11)
+    server = serve({"/api/chat": Mixed(8192), "/api/ps": json_answer({"models": []})})
+    transport = connect(server, timeouts=Timeouts(read=0.5))
+    operator = operator_of(tmp_path / "home", transport)
+    kinds = rng.choices(list(KINDS), [1 if kind == "silence" else 4 for kind in KINDS], k=CALLS)
+
+    def run(number: int) -> tuple[str, str, float]:
+        begun = time.monotonic()
+        response = operator.run(f"{kinds[number]}|{number}", tools=False)
+        ended = time.monotonic() - begun
+        if response.success:
+            assert response.text == f"answer to {number}"
+        return response.run_id, type(response.exception).__name__ if response.exception else "reply", ended
+
+    with ThreadPoolExecutor(8) as pool:
+        ended = list(pool.map(run, range(CALLS)))
+
+    # A refusal of everything is the overflow that it is; the rest keeps the transport's own error.
+    expected = {kind: "reply" if error is None else error.__name__ for kind, error in KINDS.items()}
+    expected["refused"] = "ContextOverflowError"
+    wrong = Counter((kind, found[1]) for kind, found in zip(kinds, ended, strict=True) if found[1] != expected[kind])
+    recoverable = sum(KINDS[kind] is None for kind in kinds)
+    answered = sum(found[1] == "reply" for found in ended)
+    assert answered >= 0.99 * recoverable, f"{answered} of {recoverable} recoverable runs were answered: {wrong}"
+    assert not wrong
+    found = {row["ext"]["run_id"]: row for row in rows(tmp_path / "home")}
+    assert len(found) == CALLS == len(rows(tmp_path / "home"))
+    assert all(found[run_id]["success"] is (kind == "reply") for run_id, kind, _ in ended)
+    assert max(seconds for _, _, seconds in ended) < 20, "a run hung past its time-out"
