@@ -19,11 +19,12 @@ MAKES_MESSAGES = {
     "transports/openai_reply.py": "the model's own reply",
     "transports/wire.py": "the same messages in the server's form",
     "rune_operator.py": "what was asked and answered, kept for the next turn's history",
+    "context/summary.py": "what the summariser is asked, and the summary as a block of the history",
     "context/sessions.py": "a session written out for its user",
     "canary_context_broker.py": "made-up conversations to check with",
     "canary_p0_07.py": "made-up rows to check with",
 }
-CALLS_A_MODEL = {"runtime/local_tool_runtime.py"}
+CALLS_A_MODEL = {"runtime/local_tool_runtime.py", "operator_compaction.py"}
 RUNS_A_CAPSULE = {"operator_attempts.py"}
 MAKES_BLOCKS = {"contributors.py", "context/collect.py", "canary_context_broker.py"}
 
@@ -57,7 +58,7 @@ def test_only_the_named_modules_make_messages() -> None:
     assert {name for name, tree in trees() if makes_a_message(tree)} == set(MAKES_MESSAGES)
 
 
-def test_only_the_runtime_calls_a_model() -> None:
+def test_only_the_runtime_and_the_summariser_call_a_model() -> None:
     found = {name for name, tree in trees() if any(call in ("chat", "achat") for call, _ in called(tree))}
     assert found == CALLS_A_MODEL
 

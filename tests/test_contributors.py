@@ -36,7 +36,7 @@ def content(block: ContributionBlock | None) -> str:
 
 
 def test_the_table_has_the_specified_names_priorities_eviction_and_sources_in_order() -> None:
-    specified = [spec for spec in CONTRIBUTORS if spec.name != "session_system"]
+    specified = [spec for spec in CONTRIBUTORS if spec.name not in ("session_system", "history_summary")]
     assert [(s.name, s.priority, s.evictable, s.source) for s in specified] == TABLE
     assert [s.bucket for s in specified] == list(range(1, 12))
 
@@ -46,6 +46,13 @@ def test_the_sessions_system_text_is_mandatory_and_stands_right_behind_the_perso
     spec = CONTRIBUTORS[names.index("session_system")]
     assert names[:2] == ["persona", "session_system"]
     assert (spec.bucket, spec.priority, spec.evictable) == (1, 100, False)
+
+
+def test_the_summary_of_the_history_stands_before_it_and_is_admitted_before_it() -> None:
+    names = [spec.name for spec in CONTRIBUTORS]
+    summary, history = (CONTRIBUTORS[names.index(name)] for name in ("history_summary", "history"))
+    assert names.index("history_summary") + 1 == names.index("history")
+    assert summary.bucket == history.bucket and summary.priority > history.priority and summary.evictable
 
 
 def test_every_memory_block_is_in_the_table_and_evictable() -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rune.context.blocks import ContributionBlock
 from rune.context.collect import SESSION_SYSTEM, Contributor, current_assembly
+from rune.context.compaction import compacted
 from rune.context.conversation import Conversation
 from rune.context.turns import Turn
 
@@ -22,6 +23,7 @@ __all__ = [
     "consolidated",
     "graphs",
     "history",
+    "history_summary",
     "memory",
     "model_profile",
     "neurons",
@@ -69,6 +71,7 @@ CONTRIBUTORS: tuple[ContributorSpec, ...] = (
     ContributorSpec("graphs", 7, 50, True, "graph_memory.resolve_entity", "## My graph connections"),
     ContributorSpec("abstraction", 8, 45, True, "abstraction.connect() facts LIKE", "## My learned knowledge"),
     ContributorSpec("model_profile", 9, 40, True, "model_profiles.get_prompt_context", "## Model", True),
+    ContributorSpec("history_summary", 10, 35, True, "compaction of the history"),
     ContributorSpec("history", 10, 30, True, "rune_operator._conversation_messages"),
     ContributorSpec("user", 11, 100, False, "task text"),
 )
@@ -163,6 +166,9 @@ def history(limit: int = HISTORY_TURNS) -> Contributor:
             raise TypeError(f"the session must be a Conversation, not {type(session).__name__}")
         steady = current_assembly().layout == "cache"
         turns: list[Turn] = session.offered_with_steady_front() if steady else session.completed_turns(limit)
+        summary = compacted(session)
+        if summary is not None:
+            turns = [turn for turn in turns if turn.number >= summary.through]
         incomplete = session.incomplete_turns(_INCOMPLETE_LISTED)
         return ContributionBlock(
             parts=turns,
@@ -170,11 +176,22 @@ def history(limit: int = HISTORY_TURNS) -> Contributor:
                 "turns": session.completed_count + session.incomplete_count,
                 "completed": session.completed_count,
                 "not_offered": session.completed_count - len(turns),
+                "summarised": 0 if summary is None else summary.through,
                 "incomplete": session.incomplete_count,
                 "incomplete_turns": [{"turn": turn.number, "reason": turn.incomplete} for turn in incomplete],
             },
             on_cut=session.move_front if steady else None,
         )
+
+    return contribute
+
+
+def history_summary() -> Contributor:
+    """What compaction made of the turns that history no longer offers: a pair of messages before it."""
+
+    def contribute(task: Any, session: Any) -> ContributionBlock | None:
+        found = compacted(session) if isinstance(session, Conversation) else None
+        return None if found is None else ContributionBlock(messages=found.pair)
 
     return contribute
 

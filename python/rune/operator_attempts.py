@@ -284,7 +284,9 @@ class Attempts:
         run.choice = self._choose()
 
     def _readmit(self, **room: Any) -> None:
-        capsule, trace = self._broker.readmit(self.capsule, run=_run_data(self.run), **room)
+        capsule, trace = self._broker.readmit(
+            self.capsule, compaction=self.run.compaction, run=_run_data(self.run), **room
+        )
         self.capsule = self.run.capsule = capsule
         self.run.broker_trace = trace
         self._by_script = capsule.estimator.key.startswith(_SCRIPT)

@@ -103,6 +103,7 @@ class Run:
     schemas: list[dict[str, Any]] = field(default_factory=list)
     capsule: AttentionCapsule | None = None
     broker_trace: dict[str, Any] | None = None
+    compaction: list[dict[str, Any]] = field(default_factory=list)
     choice: NumCtx | None = None
     runtime: LocalToolRuntime | None = None
     result: RunResult = field(default_factory=RunResult)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,20 +55,37 @@ def list_(as_json: bool) -> int:
 @click.argument("id")
 @json_option
 def show(id: str, as_json: bool) -> int:
-    """Show the turns of a session; incomplete ones say why they are not offered to a model."""
+    """Show the turns of a session: which a summary stands for, and why incomplete ones are not offered to a model."""
+    from rune.context.compaction import compacted
+
     session = _open(id)
+    summary = compacted(session)
+    through = summary.through if summary is not None else 0
     if as_json:
         turns = [
-            {"turn": t.number, "time": t.time, "complete": t.complete, "incomplete": t.incomplete, "messages": list(t)}
+            {
+                "turn": t.number,
+                "time": t.time,
+                "complete": t.complete,
+                "incomplete": t.incomplete,
+                "compacted": t.number < through,
+                "messages": list(t),
+            }
             for t in session.turns
         ]
         value = {"id": session.id, "tokens": session.tokens, "system": list(session.system), "turns": turns}
+        value["summary"] = summary.summary if summary else None
         print_json({**value, "problems": session.problems})
         return EXIT_DONE
     for text in session.system:
         click.echo(f"[system] {printable(text)}")
+    if summary is not None:
+        click.echo(click.style(f"--- summary that stands for turns 0 to {through - 1}", dim=True))
+        click.echo(printable(summary.summary))
     for turn in session.turns:
         mark = "" if turn.complete else f"   (not offered: {turn.incomplete})"
+        if turn.number < through:
+            mark += "   (compacted)"
         click.echo(click.style(f"--- turn {turn.number} {turn.time}{mark}", dim=True))
         for message in turn:
             calls = "".join(f" → {call['function']['name']}" for call in message.get("tool_calls", ()))
@@ -105,11 +123,15 @@ def import_(file: str, id_: str | None, as_json: bool) -> int:
 
 @sessions.command()
 @click.argument("id")
-def export(id: str) -> int:
+@click.option(
+    "--raw", is_flag=True, help="Rebuild compacted turns from the archive, and check them against the session."
+)
+def export(id: str, raw: bool) -> int:
     """Print a session as JSON lines of chat messages."""
     from rune.context.sessions import export_lines
 
-    for line in export_lines(_open(id)):  # in ASCII, so that no terminal or pipe can change a character
+    lines = _raw_lines(id) if raw else export_lines(_open(id))
+    for line in lines:  # in ASCII, so that no terminal or pipe can change a character
         click.echo(line if line.isascii() else json.dumps(json.loads(line)))
     return EXIT_DONE
 
@@ -127,6 +149,20 @@ def delete(id: str, yes: bool) -> int:
     delete_session(id, load_settings().home)
     click.echo(f"deleted {id}")
     return EXIT_DONE
+
+
+def _raw_lines(id: str) -> Iterator[str]:
+    """The lines of ``export --raw``; the session's file may be gone."""
+    from rune.context.conversation import Conversation
+    from rune.context.history_archive import HistoryArchive, whole_history
+    from rune.context.sessions import message_lines
+    from rune.paths import session_path
+
+    home = load_settings().home
+    session = Conversation.open(id, home) if session_path(id, home).exists() else None
+    turns = session.turns if session is not None else ()
+    messages = whole_history(turns, list(HistoryArchive(home).events(id)), id)
+    return message_lines(session.system if session is not None else (), messages)
 
 
 def _open(id: str) -> Conversation:

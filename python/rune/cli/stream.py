@@ -42,7 +42,8 @@ class Stream:
                 self._in_line = not text.endswith("\n")
         elif kind == "Progress":
             done = f"reading the prompt {event.done:,}/{event.total:,}"
-            self._say("loading the model …" if event.stage == "loading" else done)
+            stages = {"loading": "loading the model …", "summarising": f"summarising the history, part {event.done} …"}
+            self._say(stages.get(event.stage, done))
         elif kind == "ToolStarted":
             self.stop()
             self.end_line()

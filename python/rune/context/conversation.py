@@ -286,6 +286,15 @@ class Conversation:
         return dict(self._state)
 
     @property
+    def estimator(self) -> str:
+        """Name of the estimator that measures the turns."""
+        return self._estimator.name
+
+    def state_of(self, name: str) -> Any:
+        """What ``set_state`` kept under a name, or None; not to be changed."""
+        return self._state.get(name)
+
+    @property
     def chain(self) -> str:
         """Digest that covers all turns ("" for none)."""
         return self._chain
@@ -314,6 +323,19 @@ class Conversation:
     @property
     def incomplete_count(self) -> int:
         return len(self._incomplete)
+
+    def turns_from(self, number: int) -> list[Turn]:
+        """The turns from ``number`` on, incomplete ones too."""
+        return self._turns[max(0, number) :]
+
+    def tokens_from(self, number: int) -> int:
+        """Tokens of the completed turns from turn ``number`` on; costs nothing for the turns before it."""
+        with self._lock:
+            return self._ledger.total() - self._ledger.prefix(min(max(0, number), len(self._turns)))
+
+    def chain_at(self, number: int) -> str | None:
+        """The chain digest up to turn ``number``, or None when there is no such turn."""
+        return self._turns[number].chain if 0 <= number < len(self._turns) else None
 
     def messages(self) -> list[Message]:
         """All messages of all turns, as copies; without system messages."""

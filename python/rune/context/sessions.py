@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rune.context.conversation import Conversation
 from rune.errors import InvalidInput, StorageError
-from rune.messages import compact_json, normalise, normalise_one
+from rune.messages import Message, compact_json, normalise, normalise_one
 from rune.paths import check_session_id, session_path, sessions_dir
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "export_lines",
     "import_messages",
     "list_sessions",
+    "message_lines",
     "parse_sessions",
 ]
 
@@ -219,8 +221,12 @@ def export_lines(conversation: Conversation) -> Iterator[str]:
 
     The lines can be written as UTF-8: a lone surrogate stands as its JSON escape.
     """
-    system = [{"role": "system", "content": text} for text in conversation.system]
-    for message in [*system, *conversation.messages()]:
+    return message_lines(conversation.system, conversation.messages())
+
+
+def message_lines(system: Iterable[str], messages: Iterable[Message]) -> Iterator[str]:
+    """Messages as lines of JSON, behind system messages of the given texts."""
+    for message in chain(({"role": "system", "content": text} for text in system), messages):
         line = compact_json(message)
         yield line if line.isascii() or not _has_surrogate(line) else json.dumps(message)
 

@@ -64,7 +64,7 @@ class ThinkingDelta:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a long step is: ``stage`` "loading" (no numbers) or "prompt" (tokens done of total)."""
+    """How far a long step is: ``stage`` "loading" (no numbers), "prompt" (tokens done of total) or "summarising" (which part)."""
 
     stage: str
     done: int = 0
