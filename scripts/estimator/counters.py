@@ -146,6 +146,11 @@ _MAKE: dict[str, Callable[[], Counter]] = {
 }
 
 
+def counter(name: str) -> Counter:
+    """The counter of one tokenizer. Raises SystemExit, ImportError or OSError where its package is not there."""
+    return _MAKE[name]()
+
+
 class Counts:
     """Counts of every tokenizer, kept in a SQLite file by the digest of the text, so that a rerun counts only new texts."""
 
@@ -163,7 +168,7 @@ class Counts:
         missing = [digest for digest in digests if digest not in known]
         if missing:
             print(f"{name}: counting {len(missing)} texts", file=sys.stderr)
-            counted = dict(zip(missing, _MAKE[name]()([digests[digest] for digest in missing]), strict=True))
+            counted = dict(zip(missing, counter(name)([digests[digest] for digest in missing]), strict=True))
             self._db.executemany(
                 "insert into counts values (?, ?, ?)", ((name, digest, n) for digest, n in counted.items())
             )
