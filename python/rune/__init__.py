@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rune.context.capsule import AttentionCapsule, ContributionBlock
     from rune.context.conversation import Conversation
+    from rune.context.trimming import trim_messages
     from rune.context_broker import (
         COMPACTION_THRESHOLD,
         MEMORY_BLOCK_NAMES,
@@ -88,11 +89,13 @@ __all__ = [
     "price_for",
     "read_traces",
     "record_failure",
+    "trim_messages",
 ]
 
 _HOMES = {
     "rune.context.capsule": ("AttentionCapsule", "ContributionBlock"),
     "rune.context.conversation": ("Conversation",),
+    "rune.context.trimming": ("trim_messages",),
     "rune.context_broker": (
         "COMPACTION_THRESHOLD",
         "MEMORY_BLOCK_NAMES",
