@@ -22,6 +22,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "docs/contributors.md",
     "docs/performance.md",
+    "docs/wire.md",
 ]
 EXAMPLE = re.compile(r"(<!-- needs a model -->\n)?```python\n(.*?)```", re.DOTALL)
 EXAMPLES = [
