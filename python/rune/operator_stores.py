@@ -53,7 +53,8 @@ class Stores:
         for db in databases:
             db.close()
 
-    def _database(self) -> Database:
+    def database(self) -> Database:
+        """The database of the home, opened on first use; read-only on dry runs. Raises StorageError."""
         from rune.storage.database import Database
 
         dry = current_assembly().dry
@@ -67,17 +68,17 @@ class Stores:
     def _recall(self, task: str) -> str | None:
         from rune.memory.memory_store import cached_recall
 
-        return cached_recall(self._database(), task, budget=RECALLED)
+        return cached_recall(self.database(), task, budget=RECALLED)
 
     def _recall_persona(self) -> str | None:
         from rune.memory.memory_store import PERSONA_QUERY, cached_recall
 
-        return cached_recall(self._database(), PERSONA_QUERY, budget=RECALLED, kind="persona")
+        return cached_recall(self.database(), PERSONA_QUERY, budget=RECALLED, kind="persona")
 
     def _consolidate(self, task: str, _session: Any, dry: bool) -> str | None:
         from rune.memory.memory_consolidation import MemoryConsolidation
 
-        return MemoryConsolidation(self._database()).collect(task, budget=RECALLED, dry=dry)
+        return MemoryConsolidation(self.database()).collect(task, budget=RECALLED, dry=dry)
 
     def _neurons(self, task: Any, session: Any) -> ContributionBlock | None:
         from rune.memory.warm_neuron_store import list_neurons
@@ -85,19 +86,19 @@ class Stores:
         def listing() -> str | None:
             hours = self._settings.neuron_half_life_hours
             text = made.task_text(task)
-            return list_neurons(self._database(), text, half_life_hours=hours, dry=current_assembly().dry)
+            return list_neurons(self.database(), text, half_life_hours=hours, dry=current_assembly().dry)
 
         return made.neurons(listing)(task, session)
 
     def _connections(self, task: str) -> str | None:
         from rune.memory.graph_memory import resolve_entity
 
-        return resolve_entity(self._database(), task)
+        return resolve_entity(self.database(), task)
 
     def _learned(self, task: str) -> str | None:
         from rune.memory.abstraction import connect
 
-        return connect(self._database()).facts(task)
+        return connect(self.database()).facts(task)
 
     def _profile(self, model_id: str) -> str | None:
         from rune.memory.model_profiles import get_prompt_context

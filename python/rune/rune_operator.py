@@ -30,10 +30,11 @@ from rune.operator_attempts import Allocations, Attempts, resolve
 from rune.operator_compaction import compact_if_due
 from rune.operator_run import CANCELLED, Asked, OperatorResponse, Run, record_values, shared_prefix
 from rune.operator_stores import Stores
+from rune.operator_tools import OperatorTools
 from rune.paths import journal
 from rune.runtime.local_tool_runtime import LocalToolRuntime
 from rune.runtime.task_state import TaskState
-from rune.runtime.tool_executor import TOOLS, Tool
+from rune.runtime.tool_executor import Tool
 from rune.settings import Settings
 from rune.storage.log import DurableLog
 from rune.subsystem_health import TurnHealth, journal_event, record_failure, turn
@@ -70,7 +71,7 @@ class RuneOperator:
     ``transport``: the engine; opened by the settings on first use when None, and then closed by ``close``.
     ``model``: its name; the setting's, else the first that the engine offers.
     ``home``, ``settings``: where things are kept and how it runs; those of the environment when None.
-    ``tools``: what the model may call; those of ``TOOLS`` that are on by default when None.
+    ``tools``: what the model may call; those of ``TOOLS`` when None, of which the settings say which are offered.
     """
 
     _PERSONA_PROMPT: ClassVar[str] = _PERSONA_PROMPT
@@ -86,7 +87,6 @@ class RuneOperator:
     ) -> None:
         self.settings = settings if settings is not None else Settings.load(home)
         self.home = Path(home).expanduser().absolute() if home is not None else self.settings.home
-        self.tools = {t.name: t for t in TOOLS.values() if t.default_on} if tools is None else dict(tools)
         self._lock = threading.RLock()
         self._transport = transport
         self._owns_transport = transport is None
@@ -94,6 +94,7 @@ class RuneOperator:
         self._journal = DurableLog(journal(self.home))
         self._traces = InferenceTraceStore(self.home, self.settings)
         self._stores = Stores(self.home, self.settings, self._known_facts)
+        self._tools = OperatorTools(self.settings, self._stores, tools)
         self._history = made.history()
         self._archive = HistoryArchive(self.home)
         self._allocations = Allocations()
@@ -111,6 +112,11 @@ class RuneOperator:
                 self._model = default_model(self._transport, self.settings.allow_remote)
             assert self._model is not None
             return self._transport, self._model
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        """The tools that a run offers when it is not told otherwise, by name."""
+        return self._tools.offered
 
     def close(self) -> None:
         """Lets go of the engine (if it was opened here), the stores and the files. The operator can still be used."""
@@ -210,7 +216,7 @@ class RuneOperator:
         """Runs one turn and records it as one trace row; the completed turn is added to ``session``.
 
         An error of Rune's own kind ends as ``success=False`` with its row, and so does a ``cancel`` that is set. ``tools``:
-        names of those to offer, False for none, else all of the operator's. ``num_ctx`` and ``num_predict`` (tokens) may
+        names of those to offer, False for none, else ``tools`` of the operator. ``num_ctx`` and ``num_predict`` (tokens) may
         stand in ``options`` too, which hold the server's own sampling options.
 
         Raises:
@@ -276,23 +282,12 @@ class RuneOperator:
         limit = self.settings.num_predict if num_predict is None else num_predict
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise InvalidInput(f"num_predict must be a whole number of tokens, 1 or more, not {limit!r}")
-        names = self._names(tools)
+        names = self._tools.named(tools)
         keep_alive = self.settings.keep_alive if keep_alive is None else keep_alive
         passed = {"format": format, "keep_alive": keep_alive, "options": given or None}
         return Asked(
             explicit, limit, names, think, {name: value for name, value in passed.items() if value is not None}
         )
-
-    def _names(self, tools: bool | Iterable[str] | None) -> tuple[str, ...]:
-        if tools is None or tools is True:
-            return tuple(self.tools)
-        if tools is False:
-            return ()
-        names = (tools,) if isinstance(tools, str) else tuple(tools)
-        for name in names:
-            if name not in self.tools:
-                raise InvalidInput(f"there is no tool {name!r}; there are: {', '.join(self.tools) or 'none'}")
-        return names
 
     def _execute_on_model(self, run: Run) -> None:
         """Assembles the turn, sends it until it is answered, and notes what the answer teaches; all of it in ``run``."""
@@ -345,7 +340,10 @@ class RuneOperator:
         common["max_steps"] = self.settings.max_steps
         try:
             workspace = self.settings.workspace
-            runtime = LocalToolRuntime(run.transport, tools=self.tools, workspace=workspace, **common)
+            tools = self._tools.runnable(run.asked.tools or ())
+            common |= {"approve": self._tools.approve, "services": self._tools.services(run.run_id)}
+            runtime = LocalToolRuntime(run.transport, tools=tools, workspace=workspace, **common)
+            run.warnings += self._tools.notes()
         except InvalidInput as exc:  # the folder that the program was started in is gone: no reason not to answer
             run.warnings.append(f"no tools are offered: {exc}")
             runtime = LocalToolRuntime(run.transport, tools={}, workspace=self.home, **common)
@@ -464,7 +462,7 @@ class RuneOperator:
         """
         state = TaskState.of(task, "plan")
         run = Run(task=state, session=_checked_session(session), model=model or self._model or "")
-        run.asked = Asked(tools=self._names(tools))
+        run.asked = Asked(tools=self._tools.named(tools))
         if window is None:
             run.transport, name = self.engine()
             run.model = run.model or name
@@ -477,7 +475,8 @@ class RuneOperator:
         known = run.facts is not None and run.facts.capabilities is not None
         if run.asked.tools and (not known or "tools" in run.facts.capabilities):  # type: ignore[union-attr,operator]
             run.offered = list(run.asked.tools)
-            run.schemas = [self.tools[name].schema() for name in run.offered]
+            tools_known = self._tools.known
+            run.schemas = [tools_known[name].schema() for name in run.offered]
         self._assemble(run, dry=True)
         assert run.capsule is not None and run.broker_trace is not None
         ext = run.broker_trace["ext"]

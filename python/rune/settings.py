@@ -121,7 +121,14 @@ class Settings:
     neuron_half_life_hours: float = _setting(24.0, kinds.hours, "hours after which a neuron is half as warm")
     contributor_timeout_s: float = _setting(2.0, kinds.seconds, "seconds that a contributor may take")
 
-    http_get: bool = _setting(False, kinds.switch, "whether the model may fetch web pages")
+    tools: tuple[str, ...] | None = _setting(
+        None, kinds.names, "tools to offer to the model; those that are on by default when unset"
+    )
+    auto_approve: tuple[str, ...] = _setting((), kinds.names, "tools that run without asking for an approval")
+    http_get: bool = _setting(False, kinds.switch, "whether there is a tool that fetches web pages")
+    http_hosts: tuple[str, ...] = _setting(
+        (), kinds.names, "hosts of this machine or its network, with or without a port, that it may fetch from"
+    )
     workspace: Path | None = _setting(  # noqa: RUF009 - makes a field
         None, kinds.path, "folder that file tools may touch; the current one when unset"
     )
@@ -190,6 +197,8 @@ class Settings:
             return _USERINFO.sub(MASK, value)
         if isinstance(value, Path):
             return str(value)
+        if isinstance(value, tuple):
+            return ", ".join(value) or "none"
         return _masked(value)
 
     def __repr__(self) -> str:

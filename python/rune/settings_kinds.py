@@ -18,6 +18,7 @@ __all__ = [
     "http_url",
     "keep_alive",
     "loose_switch",
+    "names",
     "path",
     "prices",
     "seconds",
@@ -96,6 +97,18 @@ def whole(least: int, most: int = 2**63 - 1) -> Callable[[Any], int]:
         return number
 
     return parse
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """Names, parted by commas or as a list, each once; "none" is none."""
+    if isinstance(value, str):
+        value = [] if value.strip().lower() == "none" else value.split(",")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        raise ValueError("it must be names, parted by commas or as a list")
+    found = tuple(dict.fromkeys(name.strip() for name in value if name.strip()))
+    if any(re.search(r"\s", name) for name in found):
+        raise ValueError("it must be names parted by commas; a name holds no spaces")
+    return found
 
 
 tokens = whole(1, TOKENS_MAX)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,47 +12,41 @@ import msgspec
 import pytest
 
 from rune.errors import InvalidInput, ToolError
+from rune.messages import compact_json
 from rune.runtime import file_tools
-from rune.runtime.tool_executor import TOOLS, Tool, ToolContext, ToolExecutor, make_tool, tool
+from rune.runtime.tool_choice import unasked, usable
+from rune.runtime.tool_executor import TOOLS, Tool, ToolContext, make_tool, tool
 from rune.runtime.tool_results import FILES_MAX, ResultStore, bounded
 from rune.runtime.workspace import Workspace
 from rune.subsystem_health import registry, turn
 
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "a.txt").write_text("first\nsecond\nthird\n")
-    (folder / "inner").mkdir()
-    (folder / "inner" / "code.py").write_text("import os\n\ndef Wanted():\n    return 'needle'\n")
-    (folder / "picture.png").write_bytes(b"\x89PNG\0\0needle")
-    (tmp_path / "secret.txt").write_text("secret")
-    return folder
-
-
-@pytest.fixture
-def context(root: Path, tmp_path: Path) -> ToolContext:
-    home = tmp_path / "home"
-    return ToolContext(Workspace(root, closed=[home]), ResultStore(home / "state" / "tool_results", "0123456789abcdef"))
-
-
-@pytest.fixture
-def execute(context: ToolContext) -> Callable[..., Any]:
-    def run(name: str, arguments: Any = None, tools: dict[str, Tool] = TOOLS, **options: Any) -> Any:
-        cancel = options.pop("cancel", None)
-        call = {"id": "call_7", "function": {"name": name, "arguments": {} if arguments is None else arguments}}
-        return ToolExecutor(tools, context, **options).execute(call, cancel)
-
-    return run
-
-
 # Schemas
 
 
-def test_the_first_set_looks_and_changes_nothing() -> None:
-    assert list(TOOLS) == ["read_file", "list_files", "search_text"]
-    assert all(t.default_on and not t.needs_approval for t in TOOLS.values())
+def test_the_tools_of_rune() -> None:
+    of_rune = {name: one for name, one in TOOLS.items() if one.function.__module__.startswith("rune.")}
+    assert list(of_rune)[:3] == ["read_file", "list_files", "search_text"]
+    assert {name for name, one in of_rune.items() if one.approval} == {
+        "write_file",
+        "edit_file",
+        "run_command",
+        "http_get",
+    }
+    assert set(of_rune) == {
+        *("read_file", "list_files", "search_text", "write_file", "edit_file", "run_command", "http_get"),
+        *("remember", "recall", "relate", "find_capability"),
+    }
+    for one in of_rune.values():
+        assert len(compact_json(one.schema())) // 4 < 160, f"{one.name} costs too many tokens"
+
+
+def test_only_what_can_run_is_offered_unasked() -> None:
+    reading = ["read_file", "list_files", "search_text"]
+    assert unasked(usable(TOOLS.values(), memory=False, http=False).values()) == reading
+    assert unasked(usable(TOOLS.values(), memory=True, http=True).values()) == [*reading, "remember", "recall"]
+    approved = unasked(TOOLS.values(), {"run_command", "write_file", "http_get"})
+    assert approved == [*reading, "write_file", "run_command", "http_get", "remember", "recall"]
+    assert "http_get" not in usable(TOOLS.values(), memory=True, http=False)
 
 
 def test_a_schema_follows_from_the_function() -> None:
@@ -76,21 +69,21 @@ def test_a_schema_follows_from_the_function() -> None:
 def test_flags_types_and_a_registry_of_ones_own() -> None:
     mine: dict[str, Tool] = {}
 
-    @tool(mine, needs_approval=True, default_on=False, timeout=60)
-    def run_command(command: str, shell: Literal["sh", "none"] = "none", tries: int | None = None) -> str:
+    @tool(mine, approval=True, default_on=False, timeout=60)
+    def run_it(command: str, shell: Literal["sh", "none"] = "none", tries: int | None = None) -> str:
         """Runs a command.
 
         This part is for people.
         """
         return command
 
-    made = mine["run_command"]
-    assert (made.needs_approval, made.default_on, made.timeout) == (True, False, 60)
+    made = mine["run_it"]
+    assert (made.approval, made.default_on, made.timeout) == (True, False, 60)
     assert made.description == "Runs a command."
     assert made.parameters["properties"]["shell"]["enum"] == ["none", "sh"]
-    assert "run_command" not in TOOLS
+    assert "run_it" not in TOOLS
     with pytest.raises(InvalidInput, match="already"):
-        tool(mine)(run_command)
+        tool(mine)(run_it)
 
 
 def test_what_is_no_tool_is_refused_when_it_is_made() -> None:
@@ -111,6 +104,44 @@ def test_what_is_no_tool_is_refused_when_it_is_made() -> None:
         make_tool(untyped)
     with pytest.raises(InvalidInput, match="'a'"):
         make_tool(open_ended)
+
+    def odd(a: threading.Event) -> str:
+        """Says something."""
+        return ""
+
+    with pytest.raises(InvalidInput, match="JSON schema"):
+        make_tool(odd)
+    for name in ("", "two words", "9lives", "x" * 65, "ä"):
+        with pytest.raises(InvalidInput, match="name of a tool"):
+            make_tool(lambda: "", name=name or " ", description="Says something.")
+    for seconds in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InvalidInput, match="timeout"):
+            make_tool(lambda: "", name="say", description="Says something.", timeout=seconds)
+
+
+def test_a_bare_decorator_and_the_same_function_again() -> None:
+    before = dict(TOOLS)
+    try:
+
+        @tool
+        def of_a_test(a: int) -> int:
+            """Gives it back."""
+            return a
+
+        first = TOOLS["of_a_test"]
+
+        def again() -> None:
+            @tool
+            def of_a_test(a: int) -> int:
+                """Another one of this name."""
+                return a
+
+        with pytest.raises(InvalidInput, match="already"):
+            again()
+        assert TOOLS["of_a_test"] is first and of_a_test(3) == 3
+    finally:
+        TOOLS.clear()
+        TOOLS.update(before)
 
 
 # Arguments
@@ -149,7 +180,7 @@ def test_numbers_and_switches_in_words_are_taken(execute: Any) -> None:
 def test_an_unknown_tool_is_a_result_that_names_those_there_are(execute: Any) -> None:
     outcome = execute("delete_everything", {})
     assert not outcome.ok
-    assert "read_file, list_files, search_text" in outcome.text
+    assert "read_file, list_files, search_text, write_file" in outcome.text
 
 
 # Results
@@ -179,6 +210,16 @@ def test_a_result_that_cannot_be_kept_says_so(context: ToolContext, tmp_path: Pa
         text, kept = bounded("x" * 9000, context.results)
     assert kept == "" and "could not be kept" in text
     assert health.degraded == ["storage.degraded"]
+
+
+def test_of_a_long_log_mostly_the_end_is_shown(execute: Any) -> None:
+    def log() -> str:
+        """Logs."""
+        return "begin " + "x" * 20_000 + " end"
+
+    outcome = execute("log", tools={"log": make_tool(log, tail=True)})
+    assert outcome.text.startswith("begin x") and outcome.text.endswith("x end") and outcome.kept in outcome.text
+    assert outcome.text.index("left out") < 2_200 and 8_000 < len(outcome.text) < 8_300
 
 
 def test_old_results_make_room(tmp_path: Path) -> None:
@@ -276,7 +317,7 @@ def test_a_cancel_ends_the_wait(execute: Any) -> None:
 # Approvals
 
 
-def test_a_call_that_needs_approval_is_made_only_with_it(execute: Any) -> None:
+def test_a_call_that_approval_is_made_only_with_it(execute: Any) -> None:
     done: list[str] = []
 
     def write(what: str) -> str:
@@ -284,7 +325,7 @@ def test_a_call_that_needs_approval_is_made_only_with_it(execute: Any) -> None:
         done.append(what)
         return "written"
 
-    tools = {"write": make_tool(write, needs_approval=True)}
+    tools = {"write": make_tool(write, approval=True)}
     assert "approval" in execute("write", {"what": "a"}, tools).text
     assert not execute("write", {"what": "b"}, tools, approve=lambda tool, arguments: False).ok
     asked: list[Any] = []

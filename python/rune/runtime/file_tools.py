@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from msgspec import Meta
 from rune.errors import ToolError
 from rune.runtime.tool_results import RESULT_CHARS_MAX
 from rune.runtime.tools import ToolContext, tool
+from rune.runtime.workspace import Entry
 
 __all__ = ["list_files", "read_file", "search_text"]
 
@@ -90,20 +90,19 @@ def list_files(
     top = _folder(context, path)
     shown: list[str] = []
     left_out = 0
-    for entry in _walk(context, top, depth):
-        folder = entry.is_dir(follow_symlinks=False)
-        if not fnmatch.fnmatch(entry.name, pattern):
+    for entry in _walk(context, top, depth, sizes=True):
+        if not fnmatch.fnmatch(entry.path.name, pattern):
             continue
         if len(shown) >= ENTRIES_MAX:
             left_out += 1
             continue
-        name = context.workspace.name(Path(entry.path))
-        if folder:
+        name = context.workspace.name(entry.path)
+        if entry.kind == "folder":
             shown.append(f"{name}/")
-        elif entry.is_symlink():
+        elif entry.kind == "link":
             shown.append(f"{name} (a link)")
         else:
-            shown.append(f"{name} {_size(entry)}")
+            shown.append(f"{name} {'?' if entry.size is None else entry.size}")
     if left_out:
         shown.append(f"[{left_out} more were left out: name a folder or a pattern]")
     return "\n".join(shown) or "nothing is there"
@@ -162,11 +161,11 @@ def _folder(context: ToolContext, path: str) -> Path:
 
 def _files(context: ToolContext, top: Path, pattern: str) -> Iterator[Path]:
     for entry in _walk(context, top, 100):
-        if fnmatch.fnmatch(entry.name, pattern) and entry.is_file(follow_symlinks=False):
-            yield Path(entry.path)
+        if entry.kind == "file" and fnmatch.fnmatch(entry.path.name, pattern):
+            yield entry.path
 
 
-def _walk(context: ToolContext, top: Path, depth: int) -> Iterator[os.DirEntry[str]]:
+def _walk(context: ToolContext, top: Path, depth: int, *, sizes: bool = False) -> Iterator[Entry]:
     """What is under a folder, folders first named then entered, by name. Links are named and not followed."""
     visited = 0
     waiting = [(top, depth)]
@@ -174,10 +173,9 @@ def _walk(context: ToolContext, top: Path, depth: int) -> Iterator[os.DirEntry[s
         folder, left = waiting.pop()
         context.check()
         try:
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            entries = context.workspace.entries(folder, sizes=sizes)
         except OSError:
-            continue  # not ours to read
+            continue  # not ours to read, or gone meanwhile
         inner: list[tuple[Path, int]] = []
         for entry in entries:
             visited += 1
@@ -185,16 +183,7 @@ def _walk(context: ToolContext, top: Path, depth: int) -> Iterator[os.DirEntry[s
                 raise ToolError(
                     f"there are more than {VISITED_MAX:,} entries under {top.name!r}; name a folder below it"
                 )
-            if context.workspace.is_closed(Path(entry.path)):
-                continue
             yield entry
-            if left > 1 and entry.name not in _SKIPPED_FOLDERS and entry.is_dir(follow_symlinks=False):
-                inner.append((Path(entry.path), left - 1))
+            if left > 1 and entry.kind == "folder" and entry.path.name not in _SKIPPED_FOLDERS:
+                inner.append((entry.path, left - 1))
         waiting += reversed(inner)
-
-
-def _size(entry: os.DirEntry[str]) -> str:
-    try:
-        return str(entry.stat(follow_symlinks=False).st_size)
-    except OSError:
-        return "?"

@@ -19,7 +19,9 @@ from rune.errors import BadReply, InvalidInput, StreamCut
 from rune.messages import Message, compact_json
 from rune.runtime.events import OnEvent, RunEvent, ToolFinished, ToolStarted
 from rune.runtime.room import Dropped, RoomRule
+from rune.runtime.services import Services
 from rune.runtime.task_state import new_id
+from rune.runtime.tool_choice import unasked, usable
 from rune.runtime.tool_executor import TOOLS, Approve, Tool, ToolContext, ToolExecutor, ToolOutcome
 from rune.runtime.tool_results import ResultStore
 from rune.runtime.workspace import Workspace
@@ -79,22 +81,26 @@ class LocalToolRuntime:
         run_id: str = "",
         max_steps: int = MAX_STEPS,
         approve: Approve | None = None,
+        services: Services | None = None,
     ) -> None:
         """``tools`` are those of ``TOOLS`` that are on by default when None; ``workspace`` is the current folder when None.
 
-        ``max_steps`` bounds the model calls of one run. Raises InvalidInput when it is less than 1.
+        ``approve`` decides on calls of tools that need an approval (without it they are refused); ``services`` is what tools
+        use of the rest of Rune. ``max_steps`` bounds the model calls of one run. Raises InvalidInput when it is less than 1.
         """
         if type(max_steps) is not int or max_steps < 1:
             raise InvalidInput(f"max_steps must be a whole number of model calls, 1 or more, not {max_steps!r}")
+        services = services or Services()
         if tools is None:
-            tools = [tool for tool in TOOLS.values() if tool.default_on]
+            there = usable(TOOLS.values(), memory=services.memory is not None, http=False)
+            tools = [there[name] for name in unasked(there.values())]
         elif isinstance(tools, Mapping):
             tools = tools.values()
         run_id = run_id or new_id()
         folder = paths.tool_results_dir(home)
         if not isinstance(workspace, Workspace):
             workspace = Workspace("." if workspace is None else workspace, closed=[folder.parent.parent])
-        context = ToolContext(workspace, ResultStore(folder, run_id), run_id)
+        context = ToolContext(workspace, ResultStore(folder, run_id), run_id, services=services)
         self.transport = transport
         self.model = model
         self.max_steps = max_steps

@@ -12,14 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import rune.runtime.file_tools  # noqa: F401  (registers its tools)
-from rune.errors import ToolError
+from rune.errors import InvalidInput, ToolError
 from rune.messages import Message, compact_json
+from rune.runtime import capability_tools, change_tools, command_tools, file_tools, http_tools, memory_tools
 from rune.runtime.tool_results import RESULT_CHARS_MAX, bounded
 from rune.runtime.tools import TOOLS, Tool, ToolContext, make_tool, tool
 from rune.subsystem_health import error_text, record_failure
 
 __all__ = ["TOOLS", "Approve", "Tool", "ToolContext", "ToolExecutor", "ToolOutcome", "make_tool", "tool"]
+
+# Importing them registered their tools; models are shown those that read first.
+for _module in (file_tools, change_tools, command_tools, http_tools, memory_tools, capability_tools):
+    for _name in [name for name, one in TOOLS.items() if one.function.__module__ == _module.__name__]:
+        TOOLS[_name] = TOOLS.pop(_name)
 
 _LOOK_S = 0.05  # seconds between two looks at whether the run was cancelled
 
@@ -90,12 +95,14 @@ class ToolExecutor:
         try:
             found = self._find(name)
             text, ok = self._run(found, found.check(arguments), cancel), True
-        except ToolError as exc:
+        except (ToolError, InvalidInput) as exc:
             text, ok = f"Error: {exc}", False
         except Exception as exc:  # a fault of the tool's own: the model hears of it, and so does the registry
             record_failure("tool_executor", exc, tier=1, tool=name)
             text, ok = f"Error: {name} failed: {error_text(exc)}", False
-        shown, kept = bounded(text, self.context.results, self._chars_max)
+        there = self.tools.get(name)
+        tail = there is not None and there.tail
+        shown, kept = bounded(text, self.context.results, self._chars_max, tail=tail)
         return self._outcome(call, shown, ok, chars=len(text), begun=begun, kept=kept)
 
     def refuse(self, call: Mapping[str, Any], why: str) -> ToolOutcome:
@@ -124,9 +131,12 @@ class ToolExecutor:
         return found
 
     def _run(self, found: Tool, arguments: dict[str, Any], cancel: threading.Event | None) -> str:
-        if found.needs_approval and not (self._approve is not None and self._approve(found, arguments)):
-            raise ToolError(f"{found.name} needs the user's approval and did not get it; do without it")
-        context = replace(self.context, stop=threading.Event())
+        if found.approval and not (self._approve is not None and self._approve(found, arguments)):
+            raise ToolError(
+                f"{found.name} was not run: it needs the user's approval and did not get it. Do without it, or tell the user "
+                f"what you would run it for (RUNE_AUTO_APPROVE={found.name} lets it run unasked)"
+            )
+        context = replace(self.context, stop=threading.Event(), seconds=found.timeout)
         result = _within(found, context, arguments, cancel)
         return result if isinstance(result, str) else compact_json(result)
 
@@ -148,7 +158,7 @@ def _within(found: Tool, context: ToolContext, arguments: dict[str, Any], cancel
         done.set()
 
     threading.Thread(target=work, name=f"rune-tool-{found.name}", daemon=True).start()
-    deadline = time.monotonic() + found.timeout
+    deadline = time.monotonic() + found.timeout + found.grace
     try:
         while not done.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
             if cancel is not None and cancel.is_set():
@@ -158,6 +168,7 @@ def _within(found: Tool, context: ToolContext, arguments: dict[str, Any], cancel
     finally:
         if not done.is_set():
             context.stop.set()
+            done.wait(found.grace)
     error = outcome[1]
     if isinstance(error, Exception):
         raise error

@@ -71,10 +71,17 @@ class ResultStore:
             Path(path).unlink(missing_ok=True)
 
 
-def bounded(text: str, store: ResultStore, limit: int = RESULT_CHARS_MAX) -> tuple[str, str]:
-    """The text, or its first ``limit`` characters and a line that names the whole; and that name ("" for none)."""
+def bounded(text: str, store: ResultStore, limit: int = RESULT_CHARS_MAX, *, tail: bool = False) -> tuple[str, str]:
+    """The text, or ``limit`` characters of it and a line that names the whole; and that name ("" for none).
+
+    What is shown is the beginning; with ``tail`` a quarter of it is, and the rest is the end.
+    """
     if len(text) <= limit:
         return text, ""
     name = store.keep(text)
     where = f"the whole is {name}, which read_file can read" if name else "the rest could not be kept"
-    return f"{text[:limit]}\n[{len(text) - limit:,} more of {len(text):,} characters were left out; {where}]", name
+    note = f"[{len(text) - limit:,} more of {len(text):,} characters were left out; {where}]"
+    if not tail:
+        return f"{text[:limit]}\n{note}", name
+    head = limit // 4
+    return f"{text[:head]}\n{note}\n{text[len(text) - (limit - head) :]}", name

@@ -1,0 +1,148 @@
+"""The tools of an operator: which there are, which a run offers, who approves their calls, and what they may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rune.context_broker import memory_disabled
+from rune.errors import InvalidInput
+from rune.operator_stores import Stores
+from rune.runtime.capability_tools import search_tools
+from rune.runtime.services import Services
+from rune.runtime.tool_choice import unasked, usable
+from rune.runtime.tool_executor import TOOLS, Tool
+from rune.settings import Settings
+
+if TYPE_CHECKING:
+    from rune.storage.database import Database
+
+__all__ = ["OperatorTools"]
+
+_NEAR_MAX = 20  # names listed in an error
+
+
+class OperatorTools:
+    """``given`` are the tools that a program named for its operator; None is those of ``TOOLS``."""
+
+    def __init__(self, settings: Settings, stores: Stores, given: Mapping[str, Tool] | None = None) -> None:
+        self._settings = settings
+        self._stores = stores
+        self._given = None if given is None else dict(given)
+
+    @property
+    def known(self) -> dict[str, Tool]:
+        """Every tool that a run may be asked to offer, by name; ``TOOLS`` as it is now."""
+        if self._given is not None:
+            return dict(self._given)
+        memory = not (self._settings.memory_off or memory_disabled())
+        found = usable(list(TOOLS.values()), memory=memory, http=self._settings.http_get)
+        if "run_command" in found:
+            found["run_command"] = replace(found["run_command"], timeout=self._settings.run_command_timeout_s)
+        return found
+
+    @property
+    def offered(self) -> dict[str, Tool]:
+        """The tools that a run offers when nothing is said: the setting's, else those that are on by default."""
+        known = self.known
+        if self._given is not None:
+            return known
+        names = self._settings.tools
+        if names is None:
+            names = tuple(unasked(known.values(), self._settings.auto_approve))
+        return {name: known[name] for name in names if name in known}
+
+    def named(self, tools: bool | Iterable[str] | None) -> tuple[str, ...]:
+        """The names of the tools that a run is to offer. Raises InvalidInput for one that there is not."""
+        if tools is None or tools is True:
+            return tuple(self.offered)
+        if tools is False:
+            return ()
+        names = (tools,) if isinstance(tools, str) else tuple(tools)
+        known = self.known
+        for name in names:
+            if name not in known:
+                raise InvalidInput(f"there is no tool {name!r}{self._why_not(name)}; there are: {_listed(known)}")
+        return names
+
+    def runnable(self, asked: Sequence[str]) -> dict[str, Tool]:
+        """What a run may call at all: what is offered by default and what was asked for; every tool, where one finds tools."""
+        known, offered = self.known, self.offered
+        finds = "find_capability" in {*offered, *asked}
+        return {name: tool for name, tool in known.items() if finds or name in offered or name in asked}
+
+    def approve(self, tool: Tool, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call that needs an approval has it by the settings."""
+        return tool.name in self._settings.auto_approve
+
+    def services(self, run_id: str) -> Services:
+        """What the tools of a run may use."""
+        known = self.known
+        memory = not (self._settings.memory_off or memory_disabled())
+        return Services(
+            memory=_RunMemory(self._stores, run_id) if memory else None,
+            find_capability=lambda words: search_tools(words, known.values()),
+            http_hosts=frozenset(host.lower() for host in self._settings.http_hosts),
+        )
+
+    def notes(self) -> list[str]:
+        """What the settings say about tools that cannot be meant, a sentence each."""
+        known = {*self.known, *TOOLS}
+        found = []
+        for setting in ("tools", "auto_approve"):
+            strange = [name for name in getattr(self._settings, setting) or () if name not in known]
+            if strange:
+                found.append(f"RUNE_{setting.upper()} names {_listed(strange)}, of which there is no tool")
+        return found
+
+    def _why_not(self, name: str) -> str:
+        if self._given is not None or name not in TOOLS:
+            return ""
+        return {"memory": " while memory is off", "http": " unless RUNE_HTTP_GET=1"}.get(TOOLS[name].needs, "")
+
+
+class _RunMemory:
+    """The memory of the home for the tools of one run; what they store says which run it was."""
+
+    def __init__(self, stores: Stores, run_id: str) -> None:
+        self._stores = stores
+        self._source = f"model, run {run_id[:12]}"
+
+    def remember(self, text: str) -> str:
+        return f"memory {self._add('memory', text)}"
+
+    def relate(self, subject: str, relation: str, target: str) -> str:
+        from rune.memory import graph_memory
+
+        for name in (subject, relation, target):
+            if not name.strip():
+                raise InvalidInput("a connection needs two names and what joins them")
+        edge = graph_memory.add_edge(self._database, subject, relation, target, source=self._source)
+        return f"edge {edge}"
+
+    def recall(self, question: str, limit: int) -> list[str]:
+        from rune.memory import graph_memory, kinds
+        from rune.memory.render import one_line
+
+        db = self._database
+        memories = [row["text"] for row in kinds.search(db, "memory", question, limit)]
+        edges = graph_memory.connections(db, question, limit)
+        facts = [row["text"] for row in kinds.search(db, "fact", question, limit)]
+        connections = [f"{edge.src} — {edge.relation} — {edge.dst}" for edge in edges]
+        return list(dict.fromkeys(one_line(text) for text in [*memories, *connections, *facts]))[:limit]
+
+    def _add(self, kind: str, text: str) -> int:
+        from rune.memory import kinds
+
+        return kinds.add(self._database, kind, text, source=self._source)
+
+    @property
+    def _database(self) -> Database:
+        return self._stores.database()
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _NEAR_MAX} more" if len(names) > _NEAR_MAX else ""
+    return ", ".join(names[:_NEAR_MAX]) + more or "none"
