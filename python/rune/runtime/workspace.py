@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import unquote
 
 from rune.errors import InvalidInput, ToolError
 from rune.runtime.whole_file import put
@@ -26,6 +29,9 @@ _PLAIN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # A pipe does not hang the open, and a link is not followed.
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | _PLAIN
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | _PLAIN
+_PATH_MAX = 4_000  # bytes
+_NAME_MAX = 255
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/|file:", re.IGNORECASE)
 _GUARDED = frozenset({".git", ".hg", ".svn"})
 """Folders that are read and never written: hooks in them run as programs, and they hold the way back."""
 
@@ -60,10 +66,14 @@ class Workspace:
 
     def resolve(self, path: str) -> Path:
         """The real path, symlinks and ``..`` followed; relative ones start at the root. Raises ToolError when it is outside."""
+        _check_spelling(path)
         try:
             found = (self.root / path).resolve()
+            too_long = len(os.fsencode(found)) > _PATH_MAX or any(len(os.fsencode(p)) > _NAME_MAX for p in found.parts)
         except (OSError, RuntimeError, ValueError) as exc:
-            raise ToolError(f"{path!r} cannot be used as a path: {exc}") from exc
+            raise ToolError(f"{path[:200]!r} cannot be used as a path: {exc}") from exc
+        if too_long:  # checked here because folders on the way are made one by one
+            raise ToolError(f"{path[:200]!r}… is too long for a path")
         if not found.is_relative_to(self.root):
             raise ToolError(f"{path!r} is outside of the workspace {self.root}; only paths inside of it can be used")
         if self.is_closed(found):
@@ -159,6 +169,19 @@ class Workspace:
         if folder is None:
             return str(path)
         return path.name if path != self.root else "."
+
+
+def _check_spelling(path: str) -> None:
+    """Raises ToolError for what another program would read as a way out: refused rather than taken for a strange name."""
+    if _URL.match(path):
+        raise ToolError(f"{path!r} is an address; name a file by its path in the workspace")
+    if path == "~" or re.match(r"~[^/]*/", path):
+        raise ToolError(f"{path!r} begins with '~', which is not read as a home; name a path in the workspace")
+    if os.sep == "/" and "\\" in path:
+        raise ToolError(f"{path!r} has a backslash in it; put '/' between folders")
+    folded = unquote(unicodedata.normalize("NFKC", path))
+    if folded != path and ".." in re.split(r"[/\\]", folded) and ".." not in path.split("/"):
+        raise ToolError(f"{path!r} has '..' in disguise; only paths inside of the workspace can be used")
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
