@@ -15,16 +15,16 @@ from rune import contributors as made
 from rune.context.history_archive import HistoryArchive
 from rune.context_broker import (
     ContextBroker,
-    LedgerEntry,
     current_assembly,
     log_calibration,
     memory_disabled,
 )
 from rune.context_broker import _log_token_usage as log_token_usage
 from rune.engines import default_model, open_transport
-from rune.errors import ContextOverflowError, InvalidInput, RuneError
+from rune.errors import InvalidInput, RuneError
 from rune.inference_trace import InferenceTraceStore, build_record
-from rune.messages import Message, compact_json
+from rune.messages import Message
+from rune.operator_assembly import assemble_turn
 from rune.operator_async import run_in_thread
 from rune.operator_attempts import Allocations, Attempts, resolve
 from rune.operator_compaction import compact_if_due
@@ -355,32 +355,7 @@ class RuneOperator:
 
     def _assemble(self, run: Run, *, dry: bool = False) -> None:
         """The capsule of the turn, with the schemas of the tools in its ledger; without tools where these do not fit."""
-        assert run.window is not None
-        broker = self._context_broker()
-        about = {"run_id": run.run_id, "channel": run.task.channel, "tools": list(run.offered)}
-        entries = [_schemas_entry(run.schemas)] if run.schemas else []
-        try:
-            found = broker.assemble(
-                run.task,
-                run.session,
-                run.model,
-                dry=dry,
-                window=run.window.window,
-                extra_blocks=entries,
-                compaction=run.compaction,
-                run=about,
-            )
-        except ContextOverflowError as exc:
-            if not entries or exc.capsule is None:
-                raise
-            capsule: AttentionCapsule = exc.capsule
-            capsule.entries = tuple(entry for entry in capsule.entries if entry.name != "tools")
-            found = broker.readmit(
-                capsule, extra_blocks=(), compaction=run.compaction, dry=dry, run={**about, "tools": []}
-            )
-            run.offered, run.schemas = [], []
-            run.warnings.append("tools_do_not_fit")
-        run.capsule, run.broker_trace = found
+        assemble_turn(run, self._context_broker(), dry=dry)
 
     def _after(self, run: Run) -> None:
         """Calibration, flagged verdicts, and what this call had in common with the one before."""
@@ -483,10 +458,6 @@ class RuneOperator:
         ext["warnings"] += [warning for warning in (run.window.note, *run.warnings) if warning]
         ext["tools_assumed"] = bool(run.offered) and not known
         return run.capsule, run.broker_trace
-
-
-def _schemas_entry(schemas: list[dict[str, Any]]) -> LedgerEntry:
-    return LedgerEntry("tool_schemas", tokens_text=compact_json(schemas), source="LocalToolRuntime.schemas")
 
 
 def _checked_session(session: Any) -> Conversation | None:
