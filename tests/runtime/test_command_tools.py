@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rune.runtime import commands
 from rune.runtime.commands import clean_environment
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="programs are run on POSIX only")
@@ -230,6 +233,95 @@ def test_what_never_ends_is_stopped_with_all_its_children(approved: Any, mark: s
     took = time.monotonic() - begun
     assert living(mark) == []  # at once, not some time later
     if kind == "forks without end":  # its first process ended: so did the command
+        assert outcome.ok and took < 5
         return
     assert not outcome.ok and "did not finish within 1 s" in outcome.text
     assert took < LIMIT + 1.5
+
+
+@linux
+def test_what_is_left_running_ends_with_the_command(approved: Any, mark: str) -> None:
+    line = f"for i in 1 2 3; do setsid sh -c 'sleep 600; : {mark}' & done; sleep 0.2; echo done; : {mark}"
+    outcome = approved("run_command", {"command": ["sh", "-c", line]}, timeout=20)
+    assert outcome.ok and outcome.text.endswith("had left running were ended]\ndone") and outcome.elapsed_ms < 10_000
+    assert living(mark) == []
+
+
+@linux
+@pytest.mark.parametrize("where", ["stdout", "stderr"])
+def test_a_flood_is_stopped_long_before_its_time(approved: Any, mark: str, where: str) -> None:
+    code = f"import sys\nwhile True: sys.{where}.write('{mark} ' * 4000)"
+    outcome = approved("run_command", {"command": [sys.executable, "-c", code]}, timeout=60)
+    assert not outcome.ok and f"more than {commands.OUTPUT_BYTES_MAX:,} bytes" in outcome.text
+    assert outcome.elapsed_ms < 20_000 and len(outcome.text) < 8_400
+    assert living(mark) == []
+
+
+@linux
+def test_one_line_without_end_is_a_flood_too(approved: Any) -> None:
+    outcome = approved("run_command", {"command": ["cat", "/dev/zero"]}, timeout=60)
+    assert not outcome.ok and "bytes" in outcome.text and outcome.elapsed_ms < 20_000
+
+
+@linux
+def test_a_cancel_ends_a_command_and_its_children(approved: Any, mark: str) -> None:
+    cancel = threading.Event()
+    threading.Timer(0.3, cancel.set).start()
+    line = f"setsid sh -c 'sleep 600; : {mark}' & sleep 600; : {mark}"
+    outcome = approved("run_command", {"command": ["sh", "-c", line]}, timeout=60, cancel=cancel)
+    assert not outcome.ok and "cancelled" in outcome.text and outcome.elapsed_ms < 5_000
+    assert living(mark) == []
+
+
+@linux
+def test_a_command_that_kills_its_keeper_is_stopped_all_the_same(approved: Any, mark: str) -> None:
+    line = f"setsid sh -c 'sleep 600; : {mark}' & sleep 0.2; kill -9 $PPID; sleep 600; : {mark}"
+    outcome = approved("run_command", {"command": ["sh", "-c", line]}, timeout=20)
+    assert not outcome.ok and "ended the process that looks after it" in outcome.text and outcome.elapsed_ms < 10_000
+    assert living(mark) == []
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_rune_that_is_killed_takes_its_command_along(tmp_path: Path, mark: str, number: int) -> None:
+    line = f"setsid sh -c 'sleep 600; : {mark}' & sleep 600; : {mark}"
+    code = (
+        "import os, pathlib, sys\n"
+        "from rune.runtime.commands import run\n"
+        f"run(['sh', '-c', {line!r}], folder=pathlib.Path({str(tmp_path)!r}), environment=dict(os.environ), seconds=60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True) as rune:
+        until = time.monotonic() + 10
+        while len(living(mark)) < 3 and time.monotonic() < until:  # Rune itself and the two
+            time.sleep(0.02)
+        os.kill(rune.pid, number)
+    until = time.monotonic() + 5
+    while living(mark) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert living(mark) == []
+
+
+@linux
+def test_commands_side_by_side_do_not_end_one_another(approved: Any, mark: str) -> None:
+    found: dict[int, str] = {}
+
+    def one(number: int) -> None:
+        line = f"sleep 0.{number}; echo {number}; : {mark}"
+        found[number] = approved("run_command", {"command": ["sh", "-c", line]}).text
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: f"[exit code 0]\n{number}" for number in range(1, 7)}
+
+
+@linux
+def test_nothing_stays_open(approved: Any) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        approved("run_command", {"command": "true"})
+        approved("run_command", {"command": "no-such-program"})
+        approved("run_command", {"command": "sleep 9"}, timeout=0.1)
+    assert set(os.listdir("/proc/self/fd")) <= before

@@ -23,6 +23,7 @@ TERM_S = 0.5
 """Seconds between being asked to end and being killed, at most a tenth of the command's time; they are part of it."""
 
 _KILL_S = 5.0  # seconds of killing what keeps coming back, then it is left
+_HUNT = 100
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
     code: int | None = None
     word = ""
     while not word:
-        code = _reap(child, code)
+        code, _ = _reap(child, code)
         if code is not None:
             word = "ended"
         elif time.monotonic() >= ask_at:
@@ -106,15 +107,16 @@ def _start(command: list[str], report: int) -> tuple[int, int]:
     return child, int(failure or 0)
 
 
-def _reap(child: int, code: int | None) -> int | None:
-    """Takes in every child that has ended; the command's exit code once it is among them (negative: the signal)."""
+def _reap(child: int, code: int | None) -> tuple[int | None, bool]:
+    """Takes in every child that has ended: the command's exit code once it is known (negative: the signal), and whether any
+    child is left. Where orphans come to this process, nothing of the command is alive when none is."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return code
+            return code, False
         if pid == 0:
-            return code
+            return code, True
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
 
@@ -129,15 +131,36 @@ def _end(child: int, code: int | None, grace: float) -> tuple[int | None, int]:
         until = time.monotonic() + grace
         while left and time.monotonic() < until:
             time.sleep(0.005)
-            code = _reap(child, code)
+            code, _ = _reap(child, code)
             left = _alive(child)
     until = time.monotonic() + _KILL_S
-    while left and time.monotonic() < until:
-        _signal(left, signal.SIGKILL)
-        time.sleep(0.002)
-        code = _reap(child, code)
+    while time.monotonic() < until:
+        code, more = _reap(child, code)
         left = _alive(child)
+        if not more and not left:
+            break
+        _signal(left, signal.SIGKILL)
+        for _ in range(_HUNT):  # a chain in which each forks and ends is faster than a look at all processes
+            _kill_children()
+            code, more = _reap(child, code)
+            if not more:
+                break
+        time.sleep(0.001)
     return code, others
+
+
+def _kill_children() -> None:
+    """Kills the children that this process has now, also those that have just come to it."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            pids = file.read().split()
+    except OSError:
+        return
+    for pid in pids:
+        try:
+            os.kill(int(pid), signal.SIGKILL)
+        except OSError:
+            continue  # gone meanwhile
 
 
 def _signal(left: dict[int, int], number: int) -> None:

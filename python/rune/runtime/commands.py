@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import selectors
 import shutil
 import signal
@@ -31,6 +32,8 @@ _KEEPER = Path(__file__).with_name("command_keeper.py")
 _LOOK_S = 0.05
 _WORDS = 4  # of a whole report
 _KEEPER_S = 8.0  # seconds that the keeper may need beyond the program's time, before it is given up
+_MARKED_S = 5.0
+_MARK = "RUNE_COMMAND"
 _PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|TEMP|TMP|XDG_(?:CACHE|CONFIG|DATA|STATE)_HOME|"
     r"VIRTUAL_ENV|CONDA_PREFIX|PYENV_ROOT|NVM_DIR|NODE_PATH|JAVA_HOME|GOPATH|GOROOT|GOCACHE|CARGO_HOME|RUSTUP_HOME|"
@@ -89,6 +92,7 @@ def run(
     if os.name != "posix":
         raise ToolError("programs can be run on Linux and macOS only")
     report, told = os.pipe()
+    mark = secrets.token_hex(16)
     try:
         keeper = subprocess.Popen(
             [_python(), "-I", "-S", str(_KEEPER), repr(seconds), str(told), *command],
@@ -96,7 +100,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=dict(environment),
+            env={**environment, _MARK: mark},
             pass_fds=[told],
             start_new_session=True,
         )
@@ -105,7 +109,7 @@ def run(
         raise ToolError(f"{command[0]!r} cannot be run: {exc}") from exc
     finally:
         os.close(told)
-    watch = _Watch(keeper, report, output_max)
+    watch = _Watch(keeper, report, output_max, mark)
     try:
         watch.until_over(time.monotonic() + seconds + _KEEPER_S, stop)
     finally:
@@ -116,7 +120,7 @@ def run(
 class _Watch:
     """One keeper: what it reports, and what its program writes."""
 
-    def __init__(self, keeper: subprocess.Popen[bytes], report: int, output_max: int) -> None:
+    def __init__(self, keeper: subprocess.Popen[bytes], report: int, output_max: int, mark: str) -> None:
         assert keeper.stdout is not None and keeper.stdin is not None
         self.keeper = keeper
         self.control = keeper.stdin
@@ -124,6 +128,7 @@ class _Watch:
         self.asked = ""
         self._max = output_max
         self._report = report
+        self._mark = mark
         self._words = b""
         self._out = keeper.stdout.fileno()
         self._selector = selectors.DefaultSelector()
@@ -168,7 +173,7 @@ class _Watch:
                 self.control.close()
 
     def close(self) -> None:
-        """Lets everything go; a keeper that is still there is killed, and with it the program's group."""
+        """Lets everything go; where the keeper did not do so, it and all that bears the program's mark is killed."""
         with contextlib.suppress(OSError):
             self.control.close()
         self._selector.close()
@@ -178,6 +183,7 @@ class _Watch:
                 if group > 1:
                     with contextlib.suppress(OSError):
                         os.killpg(group, signal.SIGKILL)
+            _kill_marked(self._mark)
         self.keeper.wait()
         os.close(self._report)
         assert self.keeper.stdout is not None
@@ -192,6 +198,22 @@ class _Watch:
         if reason == "failed":
             raise ToolError(f"{program!r} cannot be run: {os.strerror(code)}")
         return Ran(self.asked if reason == "stopped" and self.asked else reason, code, bytes(self.output), left)
+
+
+def _kill_marked(mark: str) -> None:
+    """Kills what inherited a mark in its environment (Linux), until nothing does: the keeper is no more, others went on."""
+    wanted = f"{_MARK}={mark}".encode()
+    until = time.monotonic() + _MARKED_S
+    more = os.path.isdir("/proc/self")
+    while more and time.monotonic() < until:
+        more = False
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):  # empty for one that is dead
+                    os.kill(int(name), signal.SIGKILL)
+                    more = True
 
 
 def _python() -> str:
