@@ -73,6 +73,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "TERM": "dumb",
         "PAGER": "cat",
         "GIT_PAGER": "cat",
+        "PYTHONDONTWRITEBYTECODE": "1",  # a file that is edited and run again within a second would run as it was
     }
 
 
