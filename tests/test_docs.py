@@ -22,6 +22,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "docs/contributors.md",
     "docs/performance.md",
+    "docs/safety.md",
     "docs/wire.md",
 ]
 EXAMPLE = re.compile(r"(<!-- needs a model -->\n)?```python\n(.*?)```", re.DOTALL)
@@ -44,6 +45,18 @@ def test_examples_run(code: str, needs_model: bool, tmp_path: Path, monkeypatch:
         module = types.ModuleType("example")
         monkeypatch.setitem(sys.modules, "example", module)  # dataclasses look their module up
         exec(compiled, module.__dict__)
+
+
+TOML = re.compile(r"```toml\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "text", [text for name in DOCUMENTS for text in TOML.findall((ROOT / name).read_text("utf-8"))]
+)
+def test_settings_in_documents_can_be_used(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(text, encoding="utf-8")
+    settings = Settings.load(tmp_path, {})
+    assert settings.warnings == () and settings.origins != {}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -108,6 +108,7 @@ EXAMPLES: dict[str, list[tuple[Any, Any]]] = {
     "trace": [("content-off", "content-off"), ("OFF", "off")],
     "trace_max_bytes": [("2048", 2048)],
     "trace_backups": [("0", 0), (9, 9)],
+    "safety": [("off", False), ("1", True)],
     "compaction": [("off", False), ("on", True), (False, False)],
     "memory_off": [(word, True) for word in ("1", "true", "YES", " on ")] + [("0", False), ("off", False)],
     "readmission": [("off", False), ("1", True)],
@@ -154,7 +155,23 @@ WRONG = {
     "openai_base_url": ["127.0.0.1:8000", "ftp://x", "http://", 3],
     "gguf": [3, ""],
     "trace_max_bytes": [1000],
-    "tiers": ["x", 3],
+    "tiers": [
+        "x",
+        3,
+        {"a": ["m"]},
+        {"a": {"modle": "m"}},
+        {"a": "m", "b": "m"},
+        {"a": {"model": "m", "families": ["x"]}},
+    ],
+    "safety": ["maybe", 2],
+    "safety_rules": [
+        "x",
+        {"a": 3},
+        {"delete": {"ask": ["x"]}},
+        {"pay": {"asks": ["pay"]}},
+        {"delete": {"asks": "x"}},
+        {"delte": False},
+    ],
     "models": [{"m": 3}, []],
     "prices": [
         {"m": 3},
@@ -214,7 +231,7 @@ def test_free_tables_are_kept(tmp_path: Path) -> None:
     toml = """
     [tiers]
     small = "a"
-    large = ["b", "c"]
+    large = {model = "b", families = ["code", "reasoning"]}
     [models."a:1b"]
     notes = "terse"
     [prices."gpt"]
@@ -222,7 +239,10 @@ def test_free_tables_are_kept(tmp_path: Path) -> None:
     output = 8.5
     """
     settings = load(tmp_path, toml)
-    assert settings.tiers == {"small": "a", "large": ["b", "c"]}
+    assert settings.tiers == {
+        "small": {"model": "a", "families": ()},
+        "large": {"model": "b", "families": ("code", "reasoning")},
+    }
     assert settings.models == {"a:1b": {"notes": "terse"}} and settings.prices == {"gpt": {"input": 2, "output": 8.5}}
 
 

@@ -33,6 +33,7 @@ from rune.operator_stores import Stores
 from rune.operator_tools import OperatorTools
 from rune.paths import journal
 from rune.runtime.local_tool_runtime import LocalToolRuntime
+from rune.runtime.safety_rules import rules_of
 from rune.runtime.task_state import TaskState
 from rune.runtime.tool_executor import Tool
 from rune.settings import Settings
@@ -95,6 +96,7 @@ class RuneOperator:
         self._traces = InferenceTraceStore(self.home, self.settings)
         self._stores = Stores(self.home, self.settings, self._known_facts)
         self._tools = OperatorTools(self.settings, self._stores, tools)
+        self._safety = rules_of(self.settings.safety_rules) if self.settings.safety else ()
         self._history = made.history()
         self._archive = HistoryArchive(self.home)
         self._allocations = Allocations()
@@ -355,7 +357,7 @@ class RuneOperator:
 
     def _assemble(self, run: Run, *, dry: bool = False) -> None:
         """The capsule of the turn, with the schemas of the tools in its ledger; without tools where these do not fit."""
-        assemble_turn(run, self._context_broker(), dry=dry)
+        assemble_turn(run, self._context_broker(), safety=self._safety, dry=dry)
 
     def _after(self, run: Run) -> None:
         """Calibration, flagged verdicts, and what this call had in common with the one before."""
@@ -456,6 +458,7 @@ class RuneOperator:
         assert run.capsule is not None and run.broker_trace is not None
         ext = run.broker_trace["ext"]
         ext["warnings"] += [warning for warning in (run.window.note, *run.warnings) if warning]
+        ext |= run.ext
         ext["tools_assumed"] = bool(run.offered) and not known
         return run.capsule, run.broker_trace
 

@@ -1,8 +1,8 @@
 """Every setting: what it means, where its value came from, and what a wrong one should have been.
 
 The environment comes first (``RUNE_<NAME>``, then a few names of others such as ``OLLAMA_HOST``), then ``config.toml`` in the
-Rune home, then the default. ``config.toml`` also holds the free tables ``[tiers]``, ``[models."name"]`` and
-``[prices."name"]``.
+Rune home, then the default. ``config.toml`` also holds the tables ``[tiers]``, ``[safety_rules.name]``,
+``[models."name"]`` and ``[prices."name"]``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from rune import settings_kinds as kinds
+from rune import settings_tables
 from rune.errors import InvalidInput
 from rune.paths import config_file, rune_home
 
@@ -135,7 +136,13 @@ class Settings:
     run_command_timeout_s: float = _setting(60.0, kinds.seconds, "seconds that a command of the model may run")
     max_steps: int = _setting(12, kinds.whole(1, 1000), "model calls of one run at most")
 
-    tiers: Mapping[str, Any] = _setting({}, kinds.table, "models by tier, for the router", file_only=True)
+    safety: bool = _setting(True, kinds.switch, "whether tasks that destroy or touch secrets are given a note on it")
+    safety_rules: Mapping[str, Any] = _setting(
+        {}, settings_tables.safety_rules, "what the safety override looks for besides", file_only=True
+    )
+    tiers: Mapping[str, Any] = _setting(
+        {}, settings_tables.tiers, "models by tier, the smallest first, for the router", file_only=True
+    )
     models: Mapping[str, Any] = _setting({}, kinds.tables, "notes and options by model", file_only=True)
     prices: Mapping[str, Any] = _setting({}, kinds.prices, "USD per million tokens by model", file_only=True)
 

@@ -8,11 +8,11 @@ from typing import Any
 from rune.context.assembly import Decision
 from rune.context.blocks import Entry
 from rune.context.budget import Budget
-from rune.context.capsule import CapsuleBlock
+from rune.context.capsule import AttentionCapsule, CapsuleBlock
 from rune.context.layout import USER_BLOCK, Spans
 from rune.kernels import BACKEND, EstimatorLike
 
-__all__ = ["HISTORY_BLOCKS", "build_trace", "token_usage"]
+__all__ = ["HISTORY_BLOCKS", "build_trace", "note_changes", "token_usage"]
 
 HISTORY_BLOCKS = ("history", "history_summary")
 """Names of blocks that hold earlier turns, or what compaction made of them."""
@@ -153,6 +153,21 @@ def _history(
         "tokens_offered": tokens_offered,
         "tokens_admitted": tokens_admitted,
     }
+
+
+def note_changes(trace: Mapping[str, Any], capsule: AttentionCapsule) -> None:
+    """Writes what was changed through the capsule's blocks since they were admitted into the trace's ``ext``.
+
+    Tokens stay those of the admission; ``changes`` and ``tokens_after`` of the ledger say what they are now. Digests and spans
+    are those of the texts that are sent.
+    """
+    ext = trace["ext"]
+    ext["changes"] = capsule.changes()
+    ext["spans"], ext["user_spans"] = capsule.system_spans(), capsule.user_spans()
+    for row in ext["ledger"]:
+        if row["name"] in capsule and capsule.block(row["name"]).changed:
+            block = capsule.block(row["name"])
+            row["digest"], row["tokens_after"] = block.digest, block.tokens
 
 
 def token_usage(trace: Mapping[str, Any]) -> dict[str, int]:
