@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rune import TOOLS
 from rune.cli.main import cli
 from rune.settings import Settings
 
@@ -21,6 +22,7 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/contributors.md",
+    "docs/tools.md",
     "docs/performance.md",
     "docs/safety.md",
     "docs/wire.md",
@@ -44,7 +46,12 @@ def test_examples_run(code: str, needs_model: bool, tmp_path: Path, monkeypatch:
     if not needs_model:
         module = types.ModuleType("example")
         monkeypatch.setitem(sys.modules, "example", module)  # dataclasses look their module up
-        exec(compiled, module.__dict__)
+        tools = dict(TOOLS)
+        try:
+            exec(compiled, module.__dict__)
+        finally:  # what an example adds is no concern of other tests
+            TOOLS.clear()
+            TOOLS.update(tools)
 
 
 TOML = re.compile(r"```toml\n(.*?)```", re.DOTALL)

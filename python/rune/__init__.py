@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rune.rune_operator import OperatorResponse, RuneOperator
     from rune.runtime.local_tool_runtime import LocalToolRuntime
     from rune.runtime.task_state import TaskState
-    from rune.runtime.tool_executor import TOOLS
+    from rune.runtime.tool_executor import TOOLS, Tool, ToolContext, tool
     from rune.settings import Settings
     from rune.subsystem_health import record_failure
     from rune.transports.discovery import context_length
@@ -79,6 +79,8 @@ __all__ = [
     "StorageError",
     "StreamCut",
     "TaskState",
+    "Tool",
+    "ToolContext",
     "ToolError",
     "TransportError",
     "__version__",
@@ -89,6 +91,7 @@ __all__ = [
     "price_for",
     "read_traces",
     "record_failure",
+    "tool",
     "trim_messages",
 ]
 
@@ -124,7 +127,7 @@ _HOMES = {
     "rune.rune_operator": ("OperatorResponse", "RuneOperator"),
     "rune.runtime.local_tool_runtime": ("LocalToolRuntime",),
     "rune.runtime.task_state": ("TaskState",),
-    "rune.runtime.tool_executor": ("TOOLS",),
+    "rune.runtime.tool_executor": ("TOOLS", "Tool", "ToolContext", "tool"),
     "rune.settings": ("Settings",),
     "rune.subsystem_health": ("record_failure",),
     "rune.transports.discovery": ("context_length",),

@@ -8,25 +8,34 @@ from typing import TYPE_CHECKING, Any
 
 from rune.context_broker import memory_disabled
 from rune.errors import InvalidInput
+from rune.messages import compact_json
 from rune.operator_stores import Stores
 from rune.runtime.capability_tools import search_tools
 from rune.runtime.services import Services
 from rune.runtime.tool_choice import unasked, usable
 from rune.runtime.tool_executor import TOOLS, Tool
+from rune.runtime.tool_plugins import plugins
 from rune.settings import Settings
+from rune.subsystem_health import record_failure
 
 if TYPE_CHECKING:
     from rune.storage.database import Database
 
-__all__ = ["OperatorTools"]
+__all__ = ["OperatorTools", "tool_rows"]
 
 _NEAR_MAX = 20  # names listed in an error
+_LACKING = {"memory": "while memory is off", "http": "unless RUNE_HTTP_GET=1"}
 
 
 class OperatorTools:
-    """``given`` are the tools that a program named for its operator; None is those of ``TOOLS``."""
+    """``given`` are the tools that a program named for its operator; None is those of ``TOOLS``.
 
-    def __init__(self, settings: Settings, stores: Stores, given: Mapping[str, Tool] | None = None) -> None:
+    Without ``stores`` there is no memory for tools to use.
+    """
+
+    def __init__(
+        self, settings: Settings, stores: Stores | None = None, given: Mapping[str, Tool] | None = None
+    ) -> None:
         self._settings = settings
         self._stores = stores
         self._given = None if given is None else dict(given)
@@ -36,6 +45,7 @@ class OperatorTools:
         """Every tool that a run may be asked to offer, by name; ``TOOLS`` as it is now."""
         if self._given is not None:
             return dict(self._given)
+        plugins()  # of other packages, loaded on first use
         memory = not (self._settings.memory_off or memory_disabled())
         found = usable(list(TOOLS.values()), memory=memory, http=self._settings.http_get)
         if "run_command" in found:
@@ -81,14 +91,17 @@ class OperatorTools:
         known = self.known
         memory = not (self._settings.memory_off or memory_disabled())
         return Services(
-            memory=_RunMemory(self._stores, run_id) if memory else None,
+            memory=_RunMemory(self._stores, run_id) if memory and self._stores is not None else None,
             find_capability=lambda words: search_tools(words, known.values()),
             http_hosts=frozenset(host.lower() for host in self._settings.http_hosts),
         )
 
     def notes(self) -> list[str]:
-        """What the settings say about tools that cannot be meant, a sentence each."""
+        """What the settings say about tools that cannot be meant, a sentence each; plug-ins that failed are recorded."""
         known = {*self.known, *TOOLS}
+        for plugin in plugins() if self._given is None else ():
+            if plugin.error:
+                record_failure("tool_plugins", f"{plugin.name} ({plugin.value}): {plugin.error}", tier=1)
         found = []
         for setting in ("tools", "auto_approve"):
             strange = [name for name in getattr(self._settings, setting) or () if name not in known]
@@ -97,9 +110,42 @@ class OperatorTools:
         return found
 
     def _why_not(self, name: str) -> str:
-        if self._given is not None or name not in TOOLS:
+        if self._given is not None or name not in TOOLS or TOOLS[name].needs not in _LACKING:
             return ""
-        return {"memory": " while memory is off", "http": " unless RUNE_HTTP_GET=1"}.get(TOOLS[name].needs, "")
+        return f" {_LACKING[TOOLS[name].needs]}"
+
+
+def tool_rows(settings: Settings) -> list[dict[str, Any]]:
+    """Every tool as ``rune tools`` shows it: what it is, what it costs, and whether it is offered by these settings."""
+    of_operator = OperatorTools(settings)
+    known, offered = of_operator.known, of_operator.offered
+    packages = {name: plugin.package or plugin.value for plugin in plugins() for name in plugin.tools}
+    rows = []
+    for name, one in TOOLS.items():
+        there = known.get(name, one)
+        approved = name in settings.auto_approve
+        why = "" if name in offered else "the settings leave it out"
+        if name not in known:
+            why = _LACKING[one.needs]
+        elif name not in offered and settings.tools is None:
+            why = "it needs an approval" if one.approval and not approved else "it is off by default"
+        module = str(getattr(one.function, "__module__", ""))
+        rows.append(
+            {
+                "name": name,
+                "description": one.description,
+                "offered": name in offered,
+                "why_not": why,
+                "approval": one.approval,
+                "approved": approved,
+                "default_on": one.default_on,
+                "timeout_s": there.timeout,
+                "tokens": len(compact_json(one.schema())) // 4,
+                "from": packages.get(name, "rune" if module.startswith("rune.") else module),
+                "schema": one.schema(),
+            }
+        )
+    return rows
 
 
 class _RunMemory:

@@ -33,6 +33,7 @@ _COMMANDS = {
     "models": "rune.cli.models:models",
     "plan": "rune.cli.plan:plan",
     "sessions": "rune.cli.sessions:sessions",
+    "tools": "rune.cli.tools:tools",
     "traces": "rune.cli.traces:traces",
 }
 

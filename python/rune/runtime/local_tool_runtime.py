@@ -23,6 +23,7 @@ from rune.runtime.services import Services
 from rune.runtime.task_state import new_id
 from rune.runtime.tool_choice import unasked, usable
 from rune.runtime.tool_executor import TOOLS, Approve, Tool, ToolContext, ToolExecutor, ToolOutcome
+from rune.runtime.tool_plugins import plugins
 from rune.runtime.tool_results import ResultStore
 from rune.runtime.workspace import Workspace
 from rune.transports.base import ChatReply, TextDelta, Transport
@@ -92,6 +93,7 @@ class LocalToolRuntime:
             raise InvalidInput(f"max_steps must be a whole number of model calls, 1 or more, not {max_steps!r}")
         services = services or Services()
         if tools is None:
+            plugins()  # of other packages, loaded on first use
             there = usable(TOOLS.values(), memory=services.memory is not None, http=False)
             tools = [there[name] for name in unasked(there.values())]
         elif isinstance(tools, Mapping):
