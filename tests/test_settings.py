@@ -115,6 +115,7 @@ EXAMPLES: dict[str, list[tuple[Any, Any]]] = {
     "neuron_half_life_hours": [("12", 12.0)],
     "contributor_timeout_s": [("0.1", 0.1)],
     "tools": [("read_file, recall", ("read_file", "recall")), (["recall"], ("recall",)), ("none", ()), ([], ())],
+    "tool_selection": [("all", "all")],
     "auto_approve": [("write_file,edit_file,write_file", ("write_file", "edit_file")), ([], ())],
     "http_get": [("yes", True)],
     "http_hosts": [("localhost:8000", ("localhost:8000",)), (["a", "b"], ("a", "b"))],

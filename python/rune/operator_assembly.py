@@ -86,6 +86,8 @@ def _admit(run: Run, broker: ContextBroker, dry: bool, before: AttentionCapsule 
         found = broker.readmit(capsule, extra_blocks=(), run={**about, "tools": []}, **common)
         run.offered, run.schemas = [], []
         run.warnings.append(TOOLS_DO_NOT_FIT)
+    if run.capability is not None:
+        run.capability.measured = tuple(run.offered)
     run.capsule, run.broker_trace = found
     return found[0]
 

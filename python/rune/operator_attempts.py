@@ -15,6 +15,7 @@ from typing import Any
 from rune.context_broker import ContextBroker
 from rune.errors import BadReply, ContextOverflowError, PromptRefused, RuneError, ServerBusy, TransportError
 from rune.messages import Message
+from rune.operator_capability import found_tokens, offer_found, withdraw_found
 from rune.operator_run import Run
 from rune.runtime.num_ctx import NumCtx, choose_num_ctx, next_step, sticky
 from rune.runtime.room import Keep, Room, fit
@@ -190,7 +191,7 @@ class Attempts:
                 capsule.to_messages(),
                 num_ctx=choice.num_ctx,
                 num_predict=choice.num_predict,
-                tools=run.offered,
+                tools=lambda: run.offered,  # what was found meanwhile, too
                 room=self._room,
                 on_event=run.on_event,
                 cancel=run.cancel,
@@ -215,9 +216,18 @@ class Attempts:
         capsule, choice = self.capsule, self.run.choice
         assert choice is not None
 
+        offer_found(self.run, capsule.estimator)
+
         def fitted(messages: Sequence[Message], window: int, budget: int) -> Room:
-            used, estimator = capsule.token_count, capsule.estimator
-            return fit(messages, keep, used=used, budget=budget, window=window, estimator=estimator)
+            estimator = capsule.estimator
+            common: dict[str, Any] = {"budget": budget, "window": window, "estimator": estimator}
+            found = found_tokens(self.run, estimator)
+            try:
+                return fit(messages, keep, used=capsule.token_count + found, **common)
+            except ContextOverflowError:
+                if not withdraw_found(self.run):
+                    raise
+                return fit(messages, keep, used=capsule.token_count, **common)
 
         room = fitted(own, capsule.window, capsule.budget)
         chosen = self._choose([*given, *room.messages], at_least=choice.num_ctx)

@@ -20,6 +20,7 @@ from rune.transports.base import Usage, Verdict
 if TYPE_CHECKING:
     from rune.context.capsule import AttentionCapsule
     from rune.context.conversation import Conversation
+    from rune.runtime.capability_authority import Capability
     from rune.runtime.events import OnEvent
     from rune.runtime.local_tool_runtime import LocalToolRuntime
     from rune.runtime.num_ctx import NumCtx
@@ -98,6 +99,7 @@ class Run:
     model: str = ""
     facts: ModelFacts | None = None
     window: Window | None = None
+    capability: Capability | None = None
     tool_names: tuple[str, ...] = ()
     offered: list[str] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
@@ -195,6 +197,8 @@ def record_values(run: Run, settings: Settings, degraded: Sequence[str]) -> dict
         ext["kv_cache_bytes"] = run.facts.kv_bytes_per_token * run.choice.num_ctx
     if result.tool_events:
         ext["tools"] = [event.as_row() for event in result.tool_events]
+    if run.capability is not None and run.capability.rows:
+        ext["capability"] = {"found": run.capability.rows}
     if result.dropped:
         ext["tool_loop"] = {"dropped": [dropped.as_row() for dropped in result.dropped]}
     if not run.success and result.text:
@@ -216,6 +220,8 @@ def record_values(run: Run, settings: Settings, degraded: Sequence[str]) -> dict
         "latency_ms": run.latency_ms,
         "tools_exposed": run.tool_names,
         "selected_tools": run.offered,
+        "capability_reason": "" if run.capability is None else run.capability.reason,
+        "find_capability_calls": sum(event.name == "find_capability" for event in result.tool_events),
         "degraded": degraded,
         "success": run.success,
         "error": run.error,

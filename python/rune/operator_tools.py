@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rune.context_broker import memory_disabled
+from rune.context_broker import ContextBroker, memory_disabled
 from rune.errors import InvalidInput
-from rune.messages import compact_json
+from rune.operator_run import Run
 from rune.operator_stores import Stores
-from rune.runtime.capability_tools import search_tools
+from rune.runtime.capability_authority import FINDER, Capability, Selection, room_of, select, tool_tokens
 from rune.runtime.services import Services
 from rune.runtime.tool_choice import unasked, usable
 from rune.runtime.tool_executor import TOOLS, Tool
@@ -63,10 +63,13 @@ class OperatorTools:
             names = tuple(unasked(known.values(), self._settings.auto_approve))
         return {name: known[name] for name in names if name in known}
 
-    def named(self, tools: bool | Iterable[str] | None) -> tuple[str, ...]:
-        """The names of the tools that a run is to offer. Raises InvalidInput for one that there is not."""
+    def named(self, tools: bool | Iterable[str] | None) -> tuple[str, ...] | None:
+        """The names of the tools that a run is to offer; None when that is left to ``select``.
+
+        Raises InvalidInput for a name of which there is no tool.
+        """
         if tools is None or tools is True:
-            return tuple(self.offered)
+            return None
         if tools is False:
             return ()
         names = (tools,) if isinstance(tools, str) else tuple(tools)
@@ -76,23 +79,46 @@ class OperatorTools:
                 raise InvalidInput(f"there is no tool {name!r}{self._why_not(name)}; there are: {_listed(known)}")
         return names
 
+    def select(self, run: Run, family: str = "") -> None:
+        """Chooses the tools that the task of a run is shown: ``run.asked.tools``, and ``run.capability`` that says why.
+
+        What was named, by the caller or by the settings, is shown as it is. The choice is made once in a run.
+        """
+        if run.capability is not None:
+            return
+        known = self.known
+        by = "the caller" if run.asked.tools is not None else "RUNE_TOOLS" if self._by_setting else ""
+        if by:
+            names = tuple(self.offered) if run.asked.tools is None else tuple(run.asked.tools)
+            chosen = Selection(names, f"named by {by}" if names else f"none: {by} wants none")
+        else:
+            assert run.window is not None
+            finder = known.get(FINDER) if self._settings.tool_selection == "auto" else None
+            room = room_of(ContextBroker.budget(run.window.window).budget)
+            chosen = select(run.task.task, self.offered, room=room, finder=finder, family=family)
+        run.capability = Capability(chosen, known)
+        run.asked = replace(run.asked, tools=chosen.names)
+
+    @property
+    def _by_setting(self) -> bool:
+        return self._given is None and self._settings.tools is not None
+
     def runnable(self, asked: Sequence[str]) -> dict[str, Tool]:
         """What a run may call at all: what is offered by default and what was asked for; every tool, where one finds tools."""
         known, offered = self.known, self.offered
-        finds = "find_capability" in {*offered, *asked}
+        finds = FINDER in {*offered, *asked}
         return {name: tool for name, tool in known.items() if finds or name in offered or name in asked}
 
     def approve(self, tool: Tool, arguments: Mapping[str, Any]) -> bool:
         """Whether a call that needs an approval has it by the settings."""
         return tool.name in self._settings.auto_approve
 
-    def services(self, run_id: str) -> Services:
+    def services(self, run_id: str, capability: Capability | None = None) -> Services:
         """What the tools of a run may use."""
-        known = self.known
         memory = not (self._settings.memory_off or memory_disabled())
         return Services(
             memory=_RunMemory(self._stores, run_id) if memory and self._stores is not None else None,
-            find_capability=lambda words: search_tools(words, known.values()),
+            find_capability=None if capability is None else capability.find,
             http_hosts=frozenset(host.lower() for host in self._settings.http_hosts),
         )
 
@@ -140,7 +166,7 @@ def tool_rows(settings: Settings) -> list[dict[str, Any]]:
                 "approved": approved,
                 "default_on": one.default_on,
                 "timeout_s": there.timeout,
-                "tokens": len(compact_json(one.schema())) // 4,
+                "tokens": tool_tokens(one),
                 "from": packages.get(name, "rune" if module.startswith("rune.") else module),
                 "schema": one.schema(),
             }

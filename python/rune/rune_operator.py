@@ -342,8 +342,9 @@ class RuneOperator:
         common["max_steps"] = self.settings.max_steps
         try:
             workspace = self.settings.workspace
+            self._tools.select(run)
             tools = self._tools.runnable(run.asked.tools or ())
-            common |= {"approve": self._tools.approve, "services": self._tools.services(run.run_id)}
+            common |= {"approve": self._tools.approve, "services": self._tools.services(run.run_id, run.capability)}
             runtime = LocalToolRuntime(run.transport, tools=tools, workspace=workspace, **common)
             run.warnings += self._tools.notes()
         except InvalidInput as exc:  # the folder that the program was started in is gone: no reason not to answer
@@ -449,6 +450,7 @@ class RuneOperator:
         else:
             run.facts = self._known_facts(run.model)
             run.window = Window(ContextBroker.budget(window).window, None, None, "argument")
+        self._tools.select(run)
         known = run.facts is not None and run.facts.capabilities is not None
         if run.asked.tools and (not known or "tools" in run.facts.capabilities):  # type: ignore[union-attr,operator]
             run.offered = list(run.asked.tools)

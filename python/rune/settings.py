@@ -125,6 +125,11 @@ class Settings:
     tools: tuple[str, ...] | None = _setting(
         None, kinds.names, "tools to offer to the model; those that are on by default when unset"
     )
+    tool_selection: str = _setting(
+        "auto",
+        kinds.choice("auto", "all"),
+        "whether a task is shown the tools it speaks of where all take much room, or all",
+    )
     auto_approve: tuple[str, ...] = _setting((), kinds.names, "tools that run without asking for an approval")
     http_get: bool = _setting(False, kinds.switch, "whether there is a tool that fetches web pages")
     http_hosts: tuple[str, ...] = _setting(

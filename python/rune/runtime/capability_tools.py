@@ -11,28 +11,39 @@ from msgspec import Meta
 from rune.errors import ToolError
 from rune.runtime.tools import TOOLS, Tool, ToolContext, tool
 
-__all__ = ["FOUND_MAX", "find_capability", "search_tools"]
+__all__ = ["FOUND_MAX", "find_capability", "matches", "search_tools"]
 
 FOUND_MAX = 5
 _WORD = re.compile(r"[^\W_]+")
+_NAMED = 1000  # the score of a tool whose name was given
 _STEM = 5  # letters by which two words count as the same: "writes" and "writing"
 _EMPTY = frozenset(
     "a an and any for from how i in into is it of on or that the this to tool tools use what with".split()
 )
 
 
-def search_tools(words: str, tools: Iterable[Tool], limit: int = FOUND_MAX) -> list[Tool]:
-    """The tools that some words describe, best first; a word of the name counts most, then the description, then parameters."""
+def matches(words: str, tools: Iterable[Tool]) -> list[tuple[Tool, int]]:
+    """The tools that some words describe with their scores, best first, as they come among equals.
+
+    A word of the name counts 4, of the description 2, of the parameters 1.
+    """
     wanted = _stems(words)
-    scored: list[tuple[int, int, Tool]] = []
-    for position, one in enumerate(tools):
+    scored: list[tuple[Tool, int]] = []
+    for one in tools:
         names = _stems(one.name)
         texts = _stems(one.description)
         parameters = {stem for name in one.parameters.get("properties", {}) for stem in _stems(name)}
         score = sum(4 * (w in names) + 2 * (w in texts) + (w in parameters) for w in wanted)
-        if score or one.name == words.strip():
-            scored.append((-score - 100 * (one.name == words.strip()), position, one))
-    return [one for _, _, one in sorted(scored, key=lambda found: found[:2])[:limit]]
+        if one.name == words.strip():
+            score += _NAMED
+        if score:
+            scored.append((one, score))
+    return sorted(scored, key=lambda found: -found[1])
+
+
+def search_tools(words: str, tools: Iterable[Tool], limit: int = FOUND_MAX) -> list[Tool]:
+    """The tools that some words describe, best first."""
+    return [one for one, _ in matches(words, tools)[:limit]]
 
 
 def _stems(text: str) -> set[str]:

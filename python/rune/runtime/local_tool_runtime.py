@@ -130,7 +130,7 @@ class LocalToolRuntime:
         *,
         num_ctx: int | None = None,
         num_predict: int | None = None,
-        tools: Sequence[str] | None = None,
+        tools: Sequence[str] | Callable[[], Sequence[str]] | None = None,
         room: RoomRule | None = None,
         on_event: OnEvent | None = None,
         cancel: threading.Event | None = None,
@@ -140,7 +140,8 @@ class LocalToolRuntime:
         """Sends messages in normal form, runs the tools that are asked for, and goes on until there is an answer.
 
         Args:
-            tools: names of the tools to offer; None offers all if the model is known to take tools, else none.
+            tools: names of the tools to offer, or a function that gives them before every call; None offers all if the model
+                is known to take tools, else none.
             room: asked before every further call for what may be sent (see ``rune.runtime.room``).
             resume: the result of an earlier attempt at the same task: its calls are not made again.
             passthrough: further arguments of ``Transport.chat`` (format, think, keep_alive, options, …).
@@ -157,8 +158,8 @@ class LocalToolRuntime:
         if tools is None:
             capable = _model_capabilities(self.model, self.transport) if self._executor.tools else None
             tools = self.tool_names if capable is not None and "tools" in capable else ()
-        schemas = self.schemas(tools)
-        loop = _Loop(self, result, list(messages), schemas, on_event, cancel)
+        offered = tools if callable(tools) else lambda: tools
+        loop = _Loop(self, result, list(messages), offered, on_event, cancel)
         loop.run(room, {"num_ctx": num_ctx, "num_predict": num_predict, **passthrough})
         return result
 
@@ -171,7 +172,7 @@ class _Loop:
         runtime: LocalToolRuntime,
         result: RunResult,
         given: list[Message],
-        schemas: list[dict[str, Any]],
+        offered: Callable[[], Sequence[str]],
         on_event: Callable[[RunEvent], None] | None,
         cancel: threading.Event | None,
     ) -> None:
@@ -180,7 +181,8 @@ class _Loop:
         self.result = result
         self.given = given
         self.own = list(result.new_messages)  # as sent: results that made way are lines here, and whole in the result
-        self.schemas = schemas
+        self.offered = offered
+        self.schemas = runtime.schemas(offered())
         self.on_event = on_event
         self.cancel = cancel
         self.made = Counter(_signature(event.name, event.arguments) for event in result.tool_events)
@@ -203,6 +205,7 @@ class _Loop:
                 self.result.dropped += fitted.dropped
                 sizes = {"num_ctx": fitted.num_ctx, "num_predict": fitted.num_predict}
                 arguments |= {name: value for name, value in sizes.items() if value is not None}
+            self.schemas = self.runtime.schemas(self.offered())
             reply = self._ask(arguments)
             if reply is None:
                 return self._stop("cancelled", "cancelled")
