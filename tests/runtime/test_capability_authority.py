@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -105,6 +106,20 @@ def test_the_same_task_and_tools_give_the_same_choice() -> None:
 def test_a_task_of_two_kinds_is_served_for_both() -> None:
     names = shown("Fetch https://example.com and save it into page.txt, then run the tests", room=500)
     assert {"http_get", "edit_file", "run_command"} <= set(names) or {"http_get", "write_file"} <= set(names)
+
+
+@pytest.mark.parametrize("piece", ["-", "a-", ".", "/", "a.b/", "https://", "x", "\n", "weather ", "run "])
+def test_no_text_makes_the_choice_slow(piece: str) -> None:
+    begun = time.perf_counter()
+    select(piece * 50_000, {**BUILT_IN, **OFFICE}, room=ROOM_LEAST, finder=FIND)
+    assert time.perf_counter() - begun < 0.5
+
+
+def test_of_a_long_task_both_ends_count_and_not_what_is_pasted_between() -> None:
+    pasted = "Run the tests, then fetch https://example.com. " * 300
+    assert "run_command" not in shown("hello " * 400 + pasted + "bye " * 600)
+    assert "run_command" in shown("Run the tests of this: " + "word " * 5000)
+    assert "run_command" in shown("word " * 5000 + " Run the tests of that.")
 
 
 def test_room_follows_the_budget() -> None:

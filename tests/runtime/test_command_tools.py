@@ -196,6 +196,12 @@ ENDLESS: dict[str, list[str]] = {
         "while True: time.sleep(1)",
         "{mark}",
     ],
+    "a tree of forks": [
+        sys.executable,
+        "-c",
+        "import os, time\nfor _ in range(7):\n    if os.fork() == 0: os.setsid()\ntime.sleep(600)",
+        "{mark}",
+    ],
     "forks without end": [
         sys.executable,
         "-c",

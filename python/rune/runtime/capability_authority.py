@@ -26,6 +26,7 @@ ROOM_LEAST = 600
 _SHARE = 8  # the budget's eighth is for schemas
 _MATCHED_MAX = 5  # tools of others that are shown for their words
 _MATCH_LEAST = 4  # one word of the name, or two of the description
+_EDGE = 2_000  # characters
 _GENERAL = ("read_file", "list_files", "search_text", "recall")
 
 
@@ -48,7 +49,7 @@ _RULES = (
         "files",
         "read_file list_files search_text",
         r"files?|folders?|director(?:y|ies)|paths?|code|source|projects?|repo(?:sitory)?|readme|logs?|bugs?|tests?|functions?|"
-        r"class(?:es)?|modules?|scripts?|lines?|config(?:uration)?|[\w-]+\.[a-z]{1,4}|[\w.-]*/[\w./-]+",
+        r"class(?:es)?|modules?|scripts?|lines?|config(?:uration)?|[\w-]{1,80}\.(?:[a-z]{2,4}|[chr])|[~.]{0,2}/[\w.-]{1,80}",
         "code files",
     ),
     _rule(
@@ -109,6 +110,8 @@ def select(
     sizes = {name: tool_tokens(one) for name, one in tools.items()}
     if finder is None or sum(sizes.values()) <= room:
         return Selection(tuple(tools), f"all {len(tools)} tools: {sum(sizes.values())} tokens")
+    # Of a long task both ends are read: what is asked stands there, and what lies between them is pasted.
+    task = task if len(task) <= 2 * _EDGE else f"{task[:_EDGE]}\n{task[-_EDGE:]}"
     rules = [rule for rule in _RULES if family in rule.families or rule.words.search(task)]
     ruled = {name for rule in _RULES for name in rule.tools}
     others = [(one, score) for one, score in matches(task, tools.values()) if one.name not in ruled | {FINDER}]
