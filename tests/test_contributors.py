@@ -59,8 +59,8 @@ def test_every_memory_block_is_in_the_table_and_evictable() -> None:
     assert {spec.name for spec in CONTRIBUTORS if spec.evictable} >= MEMORY_BLOCK_NAMES
 
 
-def test_only_the_model_profile_depends_on_the_model() -> None:
-    assert [spec.name for spec in CONTRIBUTORS if spec.per_model] == ["model_profile"]
+def test_only_the_tools_and_the_model_profile_depend_on_the_model() -> None:
+    assert [spec.name for spec in CONTRIBUTORS if spec.per_model] == ["tools", "model_profile"]
 
 
 def test_persona_is_word_for_word() -> None:

@@ -24,6 +24,7 @@ DOCUMENTS = [
     "docs/contributors.md",
     "docs/tools.md",
     "docs/performance.md",
+    "docs/routing.md",
     "docs/safety.md",
     "docs/wire.md",
 ]

@@ -56,7 +56,7 @@ class ContributorSpec(NamedTuple):
 CONTRIBUTORS: tuple[ContributorSpec, ...] = (
     ContributorSpec("persona", 1, 100, False, "rune_operator._PERSONA_PROMPT"),
     ContributorSpec(SESSION_SYSTEM, 1, 100, False, "system messages of the session"),
-    ContributorSpec("tools", 2, 90, False, "tool_executor.TOOLS", "## Available tools"),
+    ContributorSpec("tools", 2, 90, False, "tool_executor.TOOLS", "## Available tools", True),
     ContributorSpec("memory", 3, 70, True, "memory_store.cached_recall(db, task, budget=3)", "## Context"),
     ContributorSpec(
         "persona_memories",

@@ -8,7 +8,7 @@ is on record.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from rune.errors import BadReply, ContextOverflowError, PromptRefused, RuneError
 from rune.messages import Message
 from rune.operator_capability import found_tokens, offer_found, withdraw_found
 from rune.operator_run import Run
+from rune.runtime.local_tool_runtime import RunResult
 from rune.runtime.num_ctx import NumCtx, choose_num_ctx, next_step, sticky
 from rune.runtime.room import Keep, Room, fit
 from rune.settings import Settings
@@ -66,7 +67,15 @@ def resolve(run: Run, settings: Settings, allocations: Allocations) -> Window:
 class Attempts:
     """The attempts of one run. ``run`` holds the capsule to begin with, and afterwards the one that was answered."""
 
-    def __init__(self, run: Run, broker: ContextBroker, settings: Settings, allocations: Allocations) -> None:
+    def __init__(
+        self,
+        run: Run,
+        broker: ContextBroker,
+        settings: Settings,
+        allocations: Allocations,
+        watch: Callable[[RunResult], None] | None = None,
+    ) -> None:
+        """``watch`` looks at the result so far before each further call of the tool loop; what it raises ends the attempt."""
         assert (
             run.transport is not None and run.capsule is not None and run.runtime is not None and run.window is not None
         )
@@ -79,6 +88,7 @@ class Attempts:
         self._broker = broker
         self._settings = settings
         self._allocations = allocations
+        self._watch = watch
         self._refuses = run.transport.can_refuse() is True
         self._by_script = run.capsule.estimator.key.startswith(_SCRIPT)
         self._loaded: int | None = None
@@ -173,6 +183,7 @@ class Attempts:
         run, capsule, choice = self.run, self.capsule, self.run.choice
         assert choice is not None
         attempt: dict[str, Any] = {
+            "model": run.model,
             "num_ctx": choice.num_ctx,
             "num_predict": choice.num_predict,
             "reason": choice.reason,
@@ -213,6 +224,8 @@ class Attempts:
 
     def _room(self, given: Sequence[Message], own: Sequence[Message], keep: Keep) -> Room:
         """What of the run's own messages may be sent in its next call, and the window for that."""
+        if self._watch is not None:
+            self._watch(self.runtime.result)
         capsule, choice = self.capsule, self.run.choice
         assert choice is not None
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rune.runtime.events import OnEvent
     from rune.runtime.local_tool_runtime import LocalToolRuntime
     from rune.runtime.num_ctx import NumCtx
+    from rune.runtime.router import Route
     from rune.runtime.tool_executor import ToolOutcome
     from rune.transports.base import Transport
     from rune.transports.discovery import ModelFacts, Window
@@ -108,6 +109,7 @@ class Run:
     compaction: list[dict[str, Any]] = field(default_factory=list)
     choice: NumCtx | None = None
     runtime: LocalToolRuntime | None = None
+    route: Route | None = None
     result: RunResult = field(default_factory=RunResult)
     answered: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -117,6 +119,11 @@ class Run:
     success: bool = False
     error: str | None = None
     exception: BaseException | None = None
+
+    @property
+    def family(self) -> str:
+        """The family of the task by the router, or ""."""
+        return "" if self.route is None else self.route.family
 
     @property
     def cancelled(self) -> bool:
@@ -222,6 +229,9 @@ def record_values(run: Run, settings: Settings, degraded: Sequence[str]) -> dict
         "selected_tools": run.offered,
         "capability_reason": "" if run.capability is None else run.capability.reason,
         "find_capability_calls": sum(event.name == "find_capability" for event in result.tool_events),
+        "routing_reason": "" if run.route is None else run.route.reason,
+        "routing_mode": "" if run.route is None else run.route.mode,
+        "task_family": run.family,
         "degraded": degraded,
         "success": run.success,
         "error": run.error,

@@ -28,6 +28,7 @@ from rune.operator_assembly import assemble_turn
 from rune.operator_async import run_in_thread
 from rune.operator_attempts import Allocations, Attempts, resolve
 from rune.operator_compaction import compact_if_due
+from rune.operator_routing import Router, Watch, run_tiers
 from rune.operator_run import CANCELLED, Asked, OperatorResponse, Run, record_values, shared_prefix
 from rune.operator_stores import Stores
 from rune.operator_tools import OperatorTools
@@ -92,6 +93,7 @@ class RuneOperator:
         self._transport = transport
         self._owns_transport = transport is None
         self._model = model or self.settings.model
+        self.router = Router(self.settings, self._model)
         self._journal = DurableLog(journal(self.home))
         self._traces = InferenceTraceStore(self.home, self.settings)
         self._stores = Stores(self.home, self.settings, self._known_facts)
@@ -109,9 +111,10 @@ class RuneOperator:
         """The transport and the model, opened now if they were not. Raises as ``open_transport``."""
         with self._lock:
             if self._transport is None:
-                self._transport, self._model = open_transport(self.settings, model=self._model, on_event=on_event)
+                wanted = self._model or self.router.first
+                self._transport, self._model = open_transport(self.settings, model=wanted, on_event=on_event)
             elif not self._model:
-                self._model = default_model(self._transport, self.settings.allow_remote)
+                self._model = self.router.first or default_model(self._transport, self.settings.allow_remote)
             assert self._model is not None
             return self._transport, self._model
 
@@ -299,19 +302,26 @@ class RuneOperator:
             start = getattr(run.transport, "start", None)
             if start is not None:
                 start(run.on_event)  # loads an embedded engine, with its progress told
-            run.facts = facts_or_none(run.transport, run.model)
-            run.window = resolve(run, self.settings, self._allocations)
-            if run.window.note:
-                run.warnings.append(run.window.note)
-                logger.warning("%s", run.window.note)
-            run.asked = replace(run.asked, passed={**self._of_model(run), **run.asked.passed})
-            run.runtime = self._runtime(run)
-            self._compact(run)
-            self._assemble(run)
-            Attempts(run, self._context_broker(), self.settings, self._allocations).execute()
+            self.router.begin(run)
+            run_tiers(run, self.settings, lambda before, watch: self._on_model(run, before, watch))
         finally:
             run.latency_ms = (time.perf_counter() - begun) * 1000
         self._after(run)
+
+    def _on_model(self, run: Run, before: AttentionCapsule | None, watch: Watch) -> None:
+        """The turn on the model of ``run``; ``before`` is what was collected for another one."""
+        assert run.transport is not None
+        run.facts = facts_or_none(run.transport, run.model)
+        run.window = resolve(run, self.settings, self._allocations)
+        if run.window.note:
+            run.warnings.append(run.window.note)
+            logger.warning("%s", run.window.note)
+        run.asked = replace(run.asked, passed={**self._of_model(run), **run.asked.passed})
+        run.runtime = self._runtime(run)
+        if before is None:
+            self._compact(run)
+        self._assemble(run, before=before)
+        Attempts(run, self._context_broker(), self.settings, self._allocations, watch).execute()
 
     def _compact(self, run: Run) -> None:
         """Gives old turns of a long session a summary; what became of it is noted, and never fails the run."""
@@ -342,7 +352,7 @@ class RuneOperator:
         common["max_steps"] = self.settings.max_steps
         try:
             workspace = self.settings.workspace
-            self._tools.select(run)
+            self._tools.select(run, run.family)
             tools = self._tools.runnable(run.asked.tools or ())
             common |= {"approve": self._tools.approve, "services": self._tools.services(run.run_id, run.capability)}
             runtime = LocalToolRuntime(run.transport, tools=tools, workspace=workspace, **common)
@@ -356,9 +366,9 @@ class RuneOperator:
         run.schemas = runtime.schemas(run.offered)
         return runtime
 
-    def _assemble(self, run: Run, *, dry: bool = False) -> None:
+    def _assemble(self, run: Run, *, dry: bool = False, before: AttentionCapsule | None = None) -> None:
         """The capsule of the turn, with the schemas of the tools in its ledger; without tools where these do not fit."""
-        assemble_turn(run, self._context_broker(), safety=self._safety, dry=dry)
+        assemble_turn(run, self._context_broker(), safety=self._safety, dry=dry, before=before)
 
     def _after(self, run: Run) -> None:
         """Calibration, flagged verdicts, and what this call had in common with the one before."""
@@ -444,25 +454,34 @@ class RuneOperator:
         if window is None:
             run.transport, name = self.engine()
             run.model = run.model or name
-            with turn():
-                run.facts = facts_or_none(run.transport, run.model)
+        with turn():
+            if model is None:
+                self.router.begin(run)
+            if window is None:
+                run_tiers(run, self.settings, lambda before, watch: self._plan_on_model(run, None, before))
+            else:
+                self._plan_on_model(run, window, None)
+        assert run.capsule is not None and run.broker_trace is not None and run.window is not None
+        ext = run.broker_trace["ext"]
+        ext["warnings"] += [warning for warning in (run.window.note, *run.warnings) if warning]
+        ext |= run.ext
+        ext["tools_assumed"] = bool(run.offered) and (run.facts is None or run.facts.capabilities is None)
+        return run.capsule, run.broker_trace
+
+    def _plan_on_model(self, run: Run, window: int | None, before: AttentionCapsule | None) -> None:
+        if window is None:
+            assert run.transport is not None
+            run.facts = facts_or_none(run.transport, run.model)
             run.window = resolve(run, self.settings, self._allocations)
         else:
             run.facts = self._known_facts(run.model)
             run.window = Window(ContextBroker.budget(window).window, None, None, "argument")
-        self._tools.select(run)
-        known = run.facts is not None and run.facts.capabilities is not None
-        if run.asked.tools and (not known or "tools" in run.facts.capabilities):  # type: ignore[union-attr,operator]
-            run.offered = list(run.asked.tools)
-            tools_known = self._tools.known
-            run.schemas = [tools_known[name].schema() for name in run.offered]
-        self._assemble(run, dry=True)
-        assert run.capsule is not None and run.broker_trace is not None
-        ext = run.broker_trace["ext"]
-        ext["warnings"] += [warning for warning in (run.window.note, *run.warnings) if warning]
-        ext |= run.ext
-        ext["tools_assumed"] = bool(run.offered) and not known
-        return run.capsule, run.broker_trace
+        self._tools.select(run, run.family)
+        can = None if run.facts is None else run.facts.capabilities
+        known = self._tools.known
+        run.offered = list(run.asked.tools or ()) if can is None or "tools" in can else []
+        run.schemas = [known[name].schema() for name in run.offered]
+        self._assemble(run, dry=True, before=before)
 
 
 def _checked_session(session: Any) -> Conversation | None:

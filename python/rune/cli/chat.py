@@ -170,6 +170,8 @@ def chat(
     try:
         _, found = state.operator.engine()
         turns = f", {len(session.turns)} turns so far" if len(session.turns) else ""
+        tiers = state.operator.router.tiers if not state.operator.router.named else ()
+        found = " → ".join(tier.model for tier in tiers) or found
         click.echo(
             f"{printable(found)} · session {printable(name)}{turns} · /help lists commands, Ctrl-D ends", err=True
         )

@@ -14,7 +14,7 @@ from rune.cli.common import (
     printable,
     read_text,
 )
-from rune.cli.render import admission_table, console
+from rune.cli.render import admission_table, console, routing_line
 from rune.errors import ContextOverflowError, InvalidInput
 
 __all__ = ["plan"]
@@ -84,6 +84,8 @@ def plan(
         print_json(trace)
         return EXIT_DONE
     console().print(admission_table(trace))
+    if line := routing_line(trace["ext"].get("routing")):
+        click.echo(f"\nmodel    {printable(line)}")
     for message in sent:
         click.echo(f"\n[{message['role']}]\n{printable(message['content'])}")
     for warning in trace["ext"].get("warnings") or ():

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rune.cli.common import printable
 
-__all__ = ["admission_table", "console", "error_console", "row_summary", "verdict_line"]
+__all__ = ["WHY_LEFT", "admission_table", "console", "error_console", "routing_line", "row_summary", "verdict_line"]
 
 BAR_WIDTH = 24
 _REASONS = {
@@ -86,6 +86,8 @@ def row_summary(row: Mapping[str, Any]) -> Table:
     served = row.get("prompt_tokens_served") or 0
     estimated = row.get("prompt_tokens_estimated") or 0
     table.add_row("model", Text(printable(f"{row.get('model')} ({row.get('provider')})")))
+    if line := routing_line(ext.get("routing")):
+        table.add_row("router", Text(printable(line)))
     table.add_row(
         "window",
         f"{row.get('resolved_context_window'):,} · budget {row.get('input_budget'):,} · num_ctx {ext.get('num_ctx')}",
@@ -101,6 +103,24 @@ def row_summary(row: Mapping[str, Any]) -> Table:
     if row.get("error"):
         table.add_row("error", Text(printable(row["error"])))
     return table
+
+
+WHY_LEFT = {
+    "overflow": "the prompt does not fit",
+    "refused": "the server refused the prompt",
+    "tool_failures": "its tool calls failed again and again",
+    "loop": "it went in circles",
+}
+"""Why a tier was left, in words."""
+
+
+def routing_line(routing: Any) -> str:
+    """``tier large (big:70b) after small: the prompt does not fit; family chat …``; "" where one model is all there is."""
+    if not isinstance(routing, Mapping) or routing.get("mode") != "tiered":
+        return ""
+    steps = routing.get("escalations") or ()
+    after = "".join(f" after {step.get('from')}: {WHY_LEFT.get(step.get('why'), step.get('why'))};" for step in steps)
+    return f"tier {routing.get('tier')} ({routing.get('model')}){after or ';'} {routing.get('reason')}"
 
 
 def verdict_line(verdict: Any) -> str:

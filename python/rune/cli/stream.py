@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from rune.cli.common import printable
+from rune.cli.render import WHY_LEFT
 
 if TYPE_CHECKING:
     from rune.rune_operator import OperatorResponse
@@ -44,6 +45,12 @@ class Stream:
             done = f"reading the prompt {event.done:,}/{event.total:,}"
             stages = {"loading": "loading the model …", "summarising": f"summarising the history, part {event.done} …"}
             self._say(stages.get(event.stage, done))
+        elif kind == "TierChanged":
+            self.stop()
+            self.end_line()
+            if not self.quiet:
+                tier = f"{printable(event.tier)} ({printable(event.model)})"
+                self._status.print(f"going on with tier {tier}: {WHY_LEFT[event.why]}", style="dim", markup=False)
         elif kind == "ToolStarted":
             self.stop()
             self.end_line()

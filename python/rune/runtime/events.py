@@ -8,7 +8,7 @@ from typing import Any
 
 from rune.transports.base import Event
 
-__all__ = ["OnEvent", "RunEvent", "ToolFinished", "ToolStarted"]
+__all__ = ["OnEvent", "RunEvent", "TierChanged", "ToolFinished", "ToolStarted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +32,14 @@ class ToolFinished:
     kept: str = ""
 
 
-RunEvent = Event | ToolStarted | ToolFinished
+@dataclass(frozen=True, slots=True)
+class TierChanged:
+    """The run goes on with the model of another tier; ``why`` is "overflow", "refused", "tool_failures" or "loop"."""
+
+    tier: str
+    model: str
+    why: str
+
+
+RunEvent = Event | ToolStarted | ToolFinished | TierChanged
 OnEvent = Callable[[RunEvent], None]

@@ -55,6 +55,12 @@ class RunResult:
     tool_events: list[ToolOutcome] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     note: str = ""
+    replies_before: int = 0
+    events_before: int = 0
+
+    def begin_again(self) -> None:
+        """For another model that goes on from here: limits of steps and of equal calls count anew. What was done stays."""
+        self.replies_before, self.events_before = len(self.replies), len(self.tool_events)
 
     @property
     def stopped(self) -> bool:
@@ -185,7 +191,8 @@ class _Loop:
         self.schemas = runtime.schemas(offered())
         self.on_event = on_event
         self.cancel = cancel
-        self.made = Counter(_signature(event.name, event.arguments) for event in result.tool_events)
+        events = result.tool_events[result.events_before :]
+        self.made = Counter(_signature(event.name, event.arguments) for event in events)
 
     @property
     def cancelled(self) -> bool:
@@ -195,7 +202,7 @@ class _Loop:
         while True:
             if self.cancelled:
                 return self._stop("cancelled", "cancelled")
-            if len(self.result.replies) >= self.runtime.max_steps:
+            if len(self.result.replies) - self.result.replies_before >= self.runtime.max_steps:
                 return self._stop(
                     "step_limit", f"Stopped after {len(self.result.replies)} model calls without an answer."
                 )

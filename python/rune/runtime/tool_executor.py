@@ -28,6 +28,9 @@ for _module in (file_tools, change_tools, command_tools, http_tools, memory_tool
 
 _LOOK_S = 0.05  # seconds between two looks at whether the run was cancelled
 
+NO_APPROVAL = "was not run: it needs the user's approval"
+"""How the result of a call begins, behind the tool's name, that nobody allowed."""
+
 Approve = Callable[[Tool, Mapping[str, Any]], bool]
 """Decides on one call of a tool that needs an approval."""
 
@@ -133,7 +136,7 @@ class ToolExecutor:
     def _run(self, found: Tool, arguments: dict[str, Any], cancel: threading.Event | None) -> str:
         if found.approval and not (self._approve is not None and self._approve(found, arguments)):
             raise ToolError(
-                f"{found.name} was not run: it needs the user's approval and did not get it. Do without it, or tell the user "
+                f"{found.name} {NO_APPROVAL} and did not get it. Do without it, or tell the user "
                 f"what you would run it for (RUNE_AUTO_APPROVE={found.name} lets it run unasked)"
             )
         context = replace(self.context, stop=threading.Event(), seconds=found.timeout)
