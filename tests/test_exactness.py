@@ -1,0 +1,270 @@
+"""The acceptance invariant, along every way that a turn can take: what the record says was sent is what ``runtime.run`` received
+last, is what the transport was given, and is what every digest, span and count in the row is of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from operator_helpers import facts_of, only_row
+from rune import Conversation, RuneOperator, Settings, TaskState
+from rune.errors import BadReply, PromptRefused, ToolError
+from rune.inference_trace import verify_row
+from rune.kernels import digest, get_estimator
+from rune.messages import IMAGE_TOKENS, Message, canonical_json, image_count, measured_text
+from rune.runtime.local_tool_runtime import LocalToolRuntime
+from rune.runtime.num_ctx import sticky
+from rune.runtime.tool_executor import make_tool
+from rune.transports.discovery import ModelFacts
+from scripted import ScriptedTransport, calls
+
+
+class Tiered(ScriptedTransport):
+    windows: dict[str, int]
+
+    def fetch_facts(self, model: str) -> ModelFacts:
+        return facts_of(self.windows[model], "tools")
+
+
+def look(number: int = 0, size: int = 4) -> str:
+    """Looks."""
+    return f"seen {number} " + "word " * (size // 5)
+
+
+def fail(number: int = 0) -> str:
+    """Fails."""
+    raise ToolError(f"no such thing {number}")
+
+
+TOOLS = {"look": make_tool(look), "fail": make_tool(fail)}
+TIERS = {"small": "tiny:1b", "large": "big:70b"}
+
+
+def refusal(prompt: int | None = 9000, window: int | None = 8192) -> PromptRefused:
+    return PromptRefused("too long", n_prompt_tokens=prompt, n_ctx=window, status=400)
+
+
+class Way(NamedTuple):
+    """One way of a turn: the script, the task, and what is set; ``runs`` is how often the runtime is run."""
+
+    script: list[Any]
+    task: Any = "Hello there!"
+    windows: tuple[int, int] = (131_072, 262_144)
+    history: tuple[int, int, str] = (3, 40, "abcd")
+    runs: int = 1
+    settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    holds: Callable[[dict[str, Any]], bool] = lambda row: True
+
+
+def attempts(*outcomes: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda row: [attempt["outcome"] for attempt in row["ext"]["attempts"]] == list(outcomes)
+
+
+def escalated(why: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda row: [step["why"] for step in row["ext"]["routing"]["escalations"]] == [why]
+
+
+def filled_but_for_half_a_note(operator: RuneOperator, session: Conversation) -> str:
+    """A task that fits beside the whole history, and does not with its note."""
+    task = "Delete the old backups."
+    capsule, trace = operator.plan(task, session)
+    note = trace["ext"]["safety"]["tokens_after"] - trace["ext"]["safety"]["tokens_before"]
+    return task + "." * 4 * (capsule.budget - capsule.token_count + note // 2)
+
+
+LONG_HISTORY = (8, 400, "7391")
+WAYS = {
+    "a plain turn": Way(["ok"], holds=lambda row: row["ext"]["history"]["admitted"] == 3),
+    "the cache layout": Way(["ok"], settings={"layout": "cache"}),
+    "images": Way(["ok"], TaskState("What is it?", images=["aGk=", "aGk="])),
+    "odd text": Way(["ok"], "a \udcb2 lone surrogate, \x00 and 🙂"),
+    "a tool loop": Way([calls(("look", {"number": 1})), calls(("look", {"number": 2}), ("fail", {})), "ok"]),
+    "a tool loop whose results make way": Way(
+        [*(calls(("look", {"number": n, "size": 7900})) for n in range(6)), "ok"],
+        settings={"num_ctx_max": 8192},
+        holds=lambda row: len(row["ext"]["tool_loop"]["dropped"]) > 0,
+    ),
+    "the safety note": Way(
+        ["ok"], "Delete the old backups", holds=lambda row: row["ext"]["safety"]["rules"] == ["delete"]
+    ),
+    "the safety note makes room": Way(
+        ["ok"],
+        filled_but_for_half_a_note,
+        windows=(8192, 8192),
+        history=(8, 600, "abcd"),
+        holds=lambda row: row["ext"]["safety"]["made_room"] and row["ext"]["history"]["admitted"] < 8,
+    ),
+    "the safety note in a tool loop": Way([calls(("look", {})), "ok"], "Show me the passwords"),
+    "a climb after a refusal": Way([refusal(), "ok"], runs=2, holds=attempts("refused", "answered")),
+    "a climb in a tool loop": Way(
+        [calls(("look", {})), refusal(), "ok"], runs=2, holds=lambda row: row["ext"]["attempts"][1]["first_call"] == 1
+    ),
+    "a readmission by script": Way(
+        [refusal(), "ok"],
+        windows=(8192, 8192),
+        history=LONG_HISTORY,
+        runs=2,
+        holds=lambda row: row["ext"]["estimator"].startswith("script"),
+    ),
+    "a readmission with a safety note": Way(
+        [refusal(), "ok"],
+        "Delete the old backups",
+        (8192, 8192),
+        LONG_HISTORY,
+        2,
+        holds=attempts("refused", "answered"),
+    ),
+    "a readmission under the ceiling": Way(
+        ["ok"], history=(8, 4000, "abcd"), settings={"num_ctx_max": 16384}, holds=lambda row: "readmitted" in row["ext"]
+    ),
+    "a step that cannot be loaded": Way(
+        [refusal(), BadReply("more memory", status=500), "ok"],
+        history=(8, 300, "see "),
+        runs=3,
+        holds=attempts("refused", "failed", "answered"),
+    ),
+    "an escalation on overflow": Way(
+        ["ok"], "Hello there! " + "word " * 5600, (8192, 32768), settings={"tiers": TIERS}, holds=escalated("overflow")
+    ),
+    "an escalation on a refusal": Way(
+        [refusal(), refusal(), "ok"],
+        "Hello there!",
+        (8192, 32768),
+        LONG_HISTORY,
+        3,
+        {"tiers": TIERS},
+        escalated("refused"),
+    ),
+    "an escalation with a safety note": Way(
+        [refusal(), "ok"],
+        "Delete everything.",
+        (8192, 32768),
+        runs=2,
+        settings={"tiers": TIERS},
+        holds=escalated("refused"),
+    ),
+    "an escalation of a tool loop": Way(
+        [calls(("look", {"size": 7900})), "ok"],
+        windows=(3000, 32768),
+        history=(0, 0, ""),
+        runs=2,
+        settings={"tiers": TIERS},
+        holds=escalated("overflow"),
+    ),
+    "an escalation on failing tools": Way(
+        [*(calls(("fail", {"number": n})) for n in range(3)), "ok"],
+        runs=2,
+        settings={"tiers": TIERS},
+        holds=escalated("tool_failures"),
+    ),
+    "an escalation that comes to nothing": Way(
+        [*(calls(("fail", {"number": n})) for n in range(3)), BadReply("broken", status=500), "ok"],
+        runs=3,
+        settings={"tiers": TIERS},
+        holds=lambda row: row["model"] == "tiny:1b",
+    ),
+    "a run that fails": Way([BadReply("broken", status=400)], holds=lambda row: row["success"] is False),
+    "a run that is refused for good": Way(
+        [refusal()],
+        windows=(8192, 8192),
+        history=(0, 0, ""),
+        holds=lambda row: row["ext"]["verdict"]["kind"] == "refused",
+    ),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    sticky.clear()
+    yield
+    sticky.clear()
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[list[Message]]:
+    """What every ``LocalToolRuntime.run`` of the test was given, in order; the real one runs."""
+    found: list[list[Message]] = []
+    real = LocalToolRuntime.run
+
+    def run(self: LocalToolRuntime, messages: Any, **options: Any) -> Any:
+        found.append(copy.deepcopy(list(messages)))
+        return real(self, messages, **options)
+
+    monkeypatch.setattr(LocalToolRuntime, "run", run)
+    return found
+
+
+def session_of(turns: int, size: int, letter: str) -> Conversation:
+    session = Conversation("s")
+    for _ in range(turns):
+        session.append([{"role": "user", "content": "abcd"}, {"role": "assistant", "content": letter * size}])
+    return session
+
+
+def check_row(row: dict[str, Any], received: list[Message]) -> None:
+    """All that a row says of what was sent, held against what was received."""
+    assert verify_row(row)
+    messages = row["capsule_messages"]
+    assert messages == received
+    hashes = row["capsule_content_hashes"]
+    system = messages[0]["content"]
+    checked = {"tool_schemas"} & set(hashes)
+    for name, (start, end) in row["ext"]["spans"].items():
+        assert digest(system[start:end]) == hashes[name], name
+        checked.add(name)
+    for name, (start, end) in row["ext"]["user_spans"].items():
+        assert digest(messages[-1]["content"][start:end]) == hashes[name], name
+        checked.add(name)
+    if "history" in hashes:
+        assert digest(canonical_json(messages[1:-1])) == hashes["history"]
+        checked.add("history")
+    assert checked == set(hashes)
+    estimator = get_estimator("script" if row["ext"]["estimator"].startswith("script") else "chars4", 49152)
+    assert estimator.key == row["ext"]["estimator"]
+    # Blocks are measured on their own, joined by blank lines that are not counted.
+    pieces = [system[a:b] for a, b in row["ext"]["spans"].values()]
+    pieces += [messages[-1]["content"][a:b] for a, b in row["ext"]["user_spans"].values()]
+    pieces += [measured_text(message) for message in messages[1:-1]]
+    counted = sum(estimator.many(pieces)) + sum(IMAGE_TOKENS * image_count(message) for message in messages)
+    schemas = row["per_block_tokens"].get("tool_schemas", 0)
+    assert row["capsule_token_count"] == counted + schemas
+    assert row["capsule_token_count"] <= row["input_budget"]
+    changed = sum(c["tokens"] - c["tokens_before"] for c in row["ext"].get("changes", ()))
+    assert (
+        row["prompt_tokens_estimated"] == row["capsule_token_count"] - changed == sum(row["per_block_tokens"].values())
+    )
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_is_recorded_is_what_was_received_and_what_was_sent(
+    name: str, home: Path, received: list[list[Message]]
+) -> None:
+    way = WAYS[name]
+    transport = Tiered(way.script, repeat=True)
+    transport.windows = {"scripted": way.windows[0], "tiny:1b": way.windows[0], "big:70b": way.windows[1]}
+    settings = Settings.load(home, env={}, workspace=str(home.parent), **way.settings)
+    operator = RuneOperator(transport, None if "tiers" in way.settings else "scripted", home, settings, tools=TOOLS)
+    session = session_of(*way.history)
+    response = operator.run(way.task(operator, session) if callable(way.task) else way.task, session)
+    row = only_row(home)
+    assert way.holds(row), row["ext"]
+    assert row == response.trace
+    assert len(received) == way.runs
+    check_row(row, received[-1])
+    # Every call of the last attempt was sent what was received, and behind it what the run itself had added by then.
+    last = row["ext"]["attempts"][-1]
+    count = len(row["ext"]["calls"]) - last["first_call"] + (last["outcome"] != "answered")
+    own = [sent.messages[len(received[-1]) :] for sent in transport.sent[-count:]]
+    for sent in transport.sent[-count:]:
+        assert sent.messages[: len(received[-1])] == received[-1]
+        assert sent.model == row["model"]
+    assert [message["role"] for message in own[0]].count("assistant") == last["first_call"]
