@@ -338,11 +338,15 @@ def test_what_a_look_at_all_processes_misses_is_ended_all_the_same(mark: str) ->
     """The keeper as it is where a look takes longer than the processes live: what forks and ends is always ahead of it."""
     line = f"setsid sh -c 'setsid sleep 600 & sleep 600; : {mark}' & sleep 600; : {mark}"
     blind = (
-        "import sys\n"
+        "import os, sys\n"
+        "report = os.dup(1)\n"
         "from rune.runtime import command_keeper as keeper\n"
         "keeper._alive = lambda child: {}\n"
-        "keeper.main(['keeper', '0.5', '1', 'sh', '-c', sys.argv[1]])"
+        "keeper.main(['keeper', '0.5', str(report), 'sh', '-c', sys.argv[1]])"
     )
-    done = subprocess.run([sys.executable, "-c", blind, line], capture_output=True, text=True, timeout=20, check=True)
-    assert done.stdout.split()[1:3] == ["time", "-9"]
+    with subprocess.Popen(
+        [sys.executable, "-c", blind, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as keeper:
+        assert keeper.stdout is not None
+        assert keeper.stdout.read().split()[1:3] == ["time", "-9"]
     assert living(mark) == []
