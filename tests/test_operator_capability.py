@@ -9,7 +9,7 @@ import pytest
 
 from operator_helpers import facts_of, only_row, operator_of, rows, sent_by
 from rune import RuneOperator, Settings
-from rune.errors import PromptRefused
+from rune.errors import PromptRefused, ToolError
 from rune.messages import compact_json
 from rune.runtime.tool_executor import TOOLS, Tool, make_tool
 from rune.traces.record import verify_row
@@ -207,6 +207,38 @@ def test_what_was_found_survives_a_refusal(home: Path) -> None:
         ["find_capability", "weather"],
     ]
     assert only_row(home)["capsule_messages"] == sent_by(operator)[-1].messages[:2]
+
+
+@pytest.mark.parametrize("kind", ["refused", "tools fail"])
+def test_what_was_found_goes_along_to_the_next_tier(home: Path, kind: str) -> None:
+    def broken(n: int) -> str:
+        """Breaks."""
+        raise ToolError(f"broken {n}")
+
+    tools = office() | {"broken": make_tool(broken)}
+    tools["find_capability"] = tools.pop("find_capability")
+    script: list[Any] = [calls(("find_capability", {"what": "how sunny is it"}))]
+    if kind == "refused":
+        script.append(PromptRefused("too long", n_prompt_tokens=9000, n_ctx=8192, status=400))
+    else:
+        script += [calls(*[("broken", {"n": n}) for n in range(6)])]
+    script.append("Sunny.")
+
+    class Tiered(ScriptedTransport):
+        def fetch_facts(self, model: str) -> Any:
+            return facts_of(8192 if model == "tiny" else 32768, "tools")
+
+    transport = Tiered(script)
+    tiers = {"small": "tiny", "large": "big"}
+    settings = Settings.load(home, env={}, tiers=tiers, readmission=False, workspace=str(home.parent))
+    response = RuneOperator(transport, None, home, settings, tools=tools).run("Hello there!")
+    assert response.text == "Sunny." and [sent.model for sent in transport.sent] == ["tiny", "tiny", "big"]
+    first, second, last = (sent.tool_names for sent in transport.sent)
+    assert first == ["find_capability"] and second == last == ["find_capability", "weather"]
+    row = only_row(home)
+    assert row["per_block_tokens"]["tool_schemas"] == schema_tokens(tools, *last)
+    assert row["selected_tools"] == last and row["capsule_messages"] == transport.sent[-1].messages[:2]
+    assert row["capability_reason"].endswith("found: weather") and row["find_capability_calls"] == 1
 
 
 def test_a_search_that_finds_nothing_is_counted_and_widens_nothing(home: Path) -> None:

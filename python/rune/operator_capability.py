@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rune.kernels import EstimatorLike
@@ -27,6 +28,7 @@ def offer_found(run: Run, estimator: EstimatorLike) -> None:
     if native:
         run.offered = [*run.offered, *names]
         run.schemas = [*run.schemas, *schemas]
+        run.asked = replace(run.asked, tools=(*(run.asked.tools or ()), *names))  # for another model that goes on, too
 
 
 def found_tokens(run: Run, estimator: EstimatorLike) -> int:
@@ -47,7 +49,9 @@ def withdraw_found(run: Run) -> bool:
     kept = [name for name in run.offered if name in there]
     if len(kept) == len(run.offered):
         return False
+    taken_back = set(run.offered) - there
     run.offered = kept
+    run.asked = replace(run.asked, tools=tuple(name for name in run.asked.tools or () if name not in taken_back))
     run.schemas = [schema for schema in run.schemas if schema["function"]["name"] in there]
     for row in capability.rows:
         row["offered"] = False

@@ -344,9 +344,8 @@ def test_what_a_look_at_all_processes_misses_is_ended_all_the_same(mark: str) ->
         "keeper._alive = lambda child: {}\n"
         "keeper.main(['keeper', '0.5', str(report), 'sh', '-c', sys.argv[1]])"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", blind, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as keeper:
+    with subprocess.Popen([sys.executable, "-c", blind, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+        keeper.wait(20)
         assert keeper.stdout is not None
-        assert keeper.stdout.read().split()[1:3] == ["time", "-9"]
+        assert os.read(keeper.stdout.fileno(), 1000).split()[1:3] == [b"time", b"-9"]
     assert living(mark) == []
