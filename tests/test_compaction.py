@@ -18,7 +18,7 @@ import pytest
 from broker_helpers import case
 from operator_helpers import facts_of, operator_of, rows, sent_by
 from rune import Conversation
-from rune.context.compaction import KEEP_TURNS, PIECES_MAX, Summary, compact, compacted, is_due
+from rune.context.compaction import KEEP_TURNS, PENDING_APPROVAL, PIECES_MAX, Summary, compact, compacted, is_due
 from rune.context.history_archive import HistoryArchive, whole_history
 from rune.context.summary import cleaned, pieces
 from rune.errors import BadReply, InvalidInput, StorageError
@@ -308,13 +308,12 @@ def test_nothing_while_an_approval_is_pending_and_nothing_on_a_dry_run(home: Pat
     session = session_of([700] * 10)
     operator.plan("what would it be?", session)
     assert sent_by(operator) == [] and compacted(session) is None
-    session.set_state("pending_approval", "p-1")
-    response = operator.run("go on", session)
-    assert response.trace is not None and "approval" in response.trace["ext"]["compaction_check"]["not_compacted"]
+    session.set_state(PENDING_APPROVAL, {"id": "p-1"})
+    outcome = compact(session, window=8192, summarise=lambda _: Summary("short"), archive=HistoryArchive(home))
+    assert outcome.event is None and "approval" in outcome.check["not_compacted"]
     assert compacted(session) is None
-    session.set_state("pending_approval", None)
-    operator.run("go on", session)
-    assert compacted(session) is not None
+    operator.run("go on", session)  # no turn waits there any more
+    assert session.state_of(PENDING_APPROVAL) is None and compacted(session) is not None
 
 
 def test_a_summary_of_other_turns_does_not_count() -> None:

@@ -21,6 +21,7 @@ DOCUMENTS = [
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "docs/approvals.md",
     "docs/contributors.md",
     "docs/tools.md",
     "docs/performance.md",

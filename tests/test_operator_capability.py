@@ -45,12 +45,12 @@ def schema_tokens(tools: dict[str, Tool], *names: str) -> int:
 def test_few_tools_are_all_shown(home: Path) -> None:
     operator_of(home, ["ok"], facts=TAKES_TOOLS).run("hi")
     row = only_row(home)
-    assert row["capability_reason"].startswith("all 5 tools: ") and row["find_capability_calls"] == 0
+    assert row["capability_reason"].startswith("all 8 tools: ") and row["find_capability_calls"] == 0
     assert "capability" not in row["ext"]
 
 
 def test_of_many_tools_those_that_the_task_speaks_of(home: Path) -> None:
-    operator = operator_of(home, ["ok"], facts=TAKES_TOOLS, auto_approve=("write_file", "edit_file", "run_command"))
+    operator = operator_of(home, ["ok"], facts=facts_of(6144, "tools"))
     for task in ("Fix the bug in sums.py and run its tests", "Remember that my tea is green"):
         operator.run(task)
     fix, tea = rows(home)
@@ -58,8 +58,8 @@ def test_of_many_tools_those_that_the_task_speaks_of(home: Path) -> None:
     assert "run_command" not in tea["selected_tools"] and "remember" in tea["selected_tools"]
     for row, sent in zip((fix, tea), sent_by(operator), strict=True):
         assert row["selected_tools"] == sent.tool_names and sent.tool_names[-1] == "find_capability"
-        assert row["per_block_tokens"]["tool_schemas"] == len(compact_json(sent.tools)) // 4 < 716
-        assert "of 8 tools within 716 tokens: the task speaks of" in row["capability_reason"]
+        assert row["per_block_tokens"]["tool_schemas"] == len(compact_json(sent.tools)) // 4 < 757
+        assert "of 8 tools within 757 tokens: the task speaks of" in row["capability_reason"]
         assert row["capsule_messages"] == sent.messages and "- find_capability" in sent.messages[0]["content"]
         assert verify_row(row)
 
@@ -74,7 +74,7 @@ def test_of_many_tools_those_that_the_task_speaks_of(home: Path) -> None:
         (None, {"RUNE_TOOLS": "none"}, [], "none: RUNE_TOOLS wants none"),
         (["read_file"], {"RUNE_TOOLS": "recall"}, ["read_file"], "named by the caller"),
         (None, {"RUNE_TOOL_SELECTION": "all", "RUNE_AUTO_APPROVE": ",".join(ALL)}, list(ALL), "all 8 tools: "),
-        (True, {}, ["read_file", "list_files", "search_text", "remember", "recall"], "all 5 tools: "),
+        (True, {}, list(ALL), "all 8 tools: "),
     ],
 )
 def test_what_is_named_is_shown_as_it_is(home: Path, asked: Any, env: Any, sent: list[str], reason: str) -> None:
@@ -192,7 +192,7 @@ def test_num_ctx_makes_room_for_what_was_found(home: Path) -> None:
 
 
 def test_what_was_found_survives_a_refusal(home: Path) -> None:
-    tools = office()
+    tools = office(100)
     script = [
         calls(("find_capability", {"what": "how sunny is it"})),
         PromptRefused("too long", n_prompt_tokens=9000, n_ctx=8192),
@@ -259,14 +259,17 @@ def test_a_tool_that_needs_an_approval_is_found_and_still_needs_it(home: Path) -
     script = [
         calls(("find_capability", {"what": "run a program"})),
         calls(("run_command", {"command": "true"})),
-        reply("Not allowed."),
+        reply("Done."),
     ]
     operator = operator_of(home, script, facts=TAKES_TOOLS)
     response = operator.run("hi", tools=["find_capability"])
     assert "run_command(command): Runs a program" in response.tool_events[0].text
     assert "(needs the user's approval)" in response.tool_events[0].text
     assert "run_command" in sent_by(operator)[1].tool_names
-    assert not response.tool_events[1].ok and "approval" in response.tool_events[1].text
+    assert response.done_reason == "pending" and len(response.tool_events) == 1
+    again = operator.resume(response.run_id, "approve")
+    assert again.text == "Done." and again.tool_events[0].ok
+    assert sent_by(operator)[2].tools == sent_by(operator)[1].tools
 
 
 def test_tools_that_are_off_are_not_found(home: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from operator_helpers import facts_of, only_row, rows
-from rune import ContributionBlock, Conversation, RuneOperator, Settings, TaskState
+from rune import ContributionBlock, Conversation, RuneOperator, Settings, TaskState, read_traces
 from rune.errors import BadReply, ContextOverflowError, ModelNotFound, PromptRefused, ToolError
 from rune.inference_trace import verify_row
 from rune.runtime.events import TierChanged
@@ -289,8 +289,15 @@ def test_going_in_circles_goes_on_and_limits_count_anew(home: Path) -> None:
 def test_what_a_person_does_not_allow_is_no_failure_of_the_model(home: Path) -> None:
     tools = {"fail": make_tool(fail, approval=True)}
     transport = Tiered([*(calls(("fail", {"number": n})) for n in range(4)), "Then not."])
-    response = operator_on(home, transport, tools).run(CHAT, tools=["fail"])
-    assert response.success and set(models(transport)) == {"tiny:1b"}
+    operator = operator_on(home, transport, tools)
+    response = operator.run(CHAT, tools=["fail"])
+    for _ in range(4):
+        assert response.done_reason == "pending"
+        response = operator.resume(response.run_id, "deny")
+    assert response.text == "Then not." and models(transport) == ["tiny:1b"] * 5
+    first, *others = read_traces(home)
+    for row in others:  # a turn that goes on stays on its model, and says how it came to it
+        assert row["ext"]["routing"] == first["ext"]["routing"] and row["routing_reason"] == first["routing_reason"]
 
 
 def test_a_tier_whose_window_is_no_larger_is_passed_over(home: Path) -> None:

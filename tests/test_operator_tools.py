@@ -24,6 +24,7 @@ def home(tmp_path: Path) -> Path:
 
 TAKES_TOOLS = facts_of(8192, "tools")
 READING = ["read_file", "list_files", "search_text"]
+CHANGING = ["write_file", "edit_file", "run_command"]
 
 
 # Which tools
@@ -32,11 +33,11 @@ READING = ["read_file", "list_files", "search_text"]
 @pytest.mark.parametrize(
     ("settings", "offered"),
     [
-        ({}, [*READING, "remember", "recall"]),
-        ({"memory_off": True}, READING),
-        ({"auto_approve": ("write_file",)}, [*READING, "write_file", "remember", "recall"]),
-        ({"auto_approve": ("http_get",)}, [*READING, "remember", "recall"]),
-        ({"auto_approve": ("http_get",), "http_get": True}, [*READING, "http_get", "remember", "recall"]),
+        ({}, [*READING, *CHANGING, "remember", "recall"]),
+        ({"memory_off": True}, [*READING, *CHANGING]),
+        ({"auto_approve": ("write_file",)}, [*READING, *CHANGING, "remember", "recall"]),
+        ({"auto_approve": ("http_get",)}, [*READING, *CHANGING, "remember", "recall"]),
+        ({"auto_approve": ("http_get",), "http_get": True}, [*READING, *CHANGING, "http_get", "remember", "recall"]),
         ({"RUNE_TOOLS": "relate,read_file"}, ["relate", "read_file"]),
         ({"RUNE_TOOLS": "run_command"}, ["run_command"]),
         ({"RUNE_TOOLS": "none"}, []),
@@ -81,8 +82,7 @@ def test_a_file_is_written_and_run_only_with_leave(home: Path) -> None:
     asked = ["write_file", "run_command"]
     operator = operator_of(home, list(script), facts=TAKES_TOOLS)
     response = operator.run("greet", tools=asked)
-    assert [event.ok for event in response.tool_events] == [False, False]
-    assert "needs the user's approval" in response.tool_events[0].text
+    assert (response.done_reason, response.tool_events) == ("pending", [])
     assert not (home.parent / "hello.sh").exists()
 
     operator = operator_of(home, list(script), facts=TAKES_TOOLS, auto_approve=tuple(asked))

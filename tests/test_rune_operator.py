@@ -166,7 +166,7 @@ def test_the_worst_verdict_counts() -> None:
 # Tools
 
 
-OFFERED = ["read_file", "list_files", "search_text", "remember", "recall"]
+OFFERED = ["read_file", "list_files", "search_text", "write_file", "edit_file", "run_command", "remember", "recall"]
 
 
 def test_tools_are_named_and_measured_where_they_are_offered(home: Path) -> None:

@@ -117,6 +117,7 @@ EXAMPLES: dict[str, list[tuple[Any, Any]]] = {
     "tools": [("read_file, recall", ("read_file", "recall")), (["recall"], ("recall",)), ("none", ()), ([], ())],
     "tool_selection": [("all", "all")],
     "auto_approve": [("write_file,edit_file,write_file", ("write_file", "edit_file")), ([], ())],
+    "approval_days": [("0.5", 0.5), (30, 30.0)],
     "http_get": [("yes", True)],
     "http_hosts": [("localhost:8000", ("localhost:8000",)), (["a", "b"], ("a", "b"))],
     "workspace": [("/w", Path("/w"))],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         memory_disabled,
     )
     from rune.errors import (
+        ApprovalError,
         BackendError,
         BadReply,
         ContextOverflowError,
@@ -55,6 +56,7 @@ __all__ = [
     "COMPACTION_THRESHOLD",
     "MEMORY_BLOCK_NAMES",
     "TOOLS",
+    "ApprovalError",
     "AttentionCapsule",
     "BackendError",
     "BadReply",
@@ -107,6 +109,7 @@ _HOMES = {
         "memory_disabled",
     ),
     "rune.errors": (
+        "ApprovalError",
         "BackendError",
         "BadReply",
         "ContextOverflowError",

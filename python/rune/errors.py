@@ -2,6 +2,7 @@
 
 * RuneError: the root; catch it to catch everything below.
   - InvalidInput: an argument, a file or a setting that cannot be used as given (also a ValueError).
+    + ApprovalError: a pending approval that cannot be decided as asked, or that must be decided first.
   - BackendError: ``RUNE_BACKEND`` asked for a kernel backend that is not there (also an ImportError).
   - ContextOverflowError: what must enter the window does not fit it, and nothing was cut.
   - TransportError: a model server could not be used.
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "ApprovalError",
     "BackendError",
     "BadReply",
     "ContextOverflowError",
@@ -49,6 +51,20 @@ class RuneError(Exception):
 
 class InvalidInput(RuneError, ValueError):
     """An argument, a file or a setting that cannot be used as given."""
+
+
+class ApprovalError(InvalidInput):
+    """A pending approval that cannot be decided as asked, or that must be decided first.
+
+    Attributes:
+        pending_id: the whole id where it is known, else "".
+        reason: "unknown", "ambiguous", "changed", "expired", "decided", "tools", "arguments" or "waiting".
+    """
+
+    def __init__(self, message: str, *, pending_id: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.pending_id = pending_id
+        self.reason = reason
 
 
 class BackendError(RuneError, ImportError):

@@ -196,7 +196,7 @@ class Attempts:
         }
         run.attempts.append(attempt)
         run.answered = len(run.result.replies)
-        resumed = run.result if run.result.replies else None
+        resumed = run.result if run.result.new_messages else None
         try:
             self.runtime.run(
                 capsule.to_messages(),
@@ -307,6 +307,8 @@ class Attempts:
         run.choice = self._choose()
 
     def _readmit(self, **room: Any) -> None:
+        if self.run.resumed is not None:
+            raise self._unchangeable()
         capsule, trace = self._broker.readmit(
             self.capsule, compaction=self.run.compaction, run=_run_data(self.run), **room
         )
@@ -346,6 +348,22 @@ class Attempts:
             origin="server",
             served_prompt_tokens=exc.n_prompt_tokens,
             server_window=exc.n_ctx,
+        )
+
+    def _unchangeable(self) -> ContextOverflowError:
+        """For a turn that goes on after an approval: its context stays as it was, or it does not go on."""
+        capsule = self.capsule
+        return ContextOverflowError(
+            f"The turn that was approved no longer fits the window: its context of {capsule.token_count} tokens was made for a "
+            f"window of {capsule.window}, and is not changed. What would help: the model and the num_ctx that it began with, or "
+            f"to ask again.",
+            window=capsule.window,
+            reserve=capsule.reserve,
+            margin=capsule.margin,
+            budget=capsule.budget,
+            blocks=[{"name": b.name, "tokens": b.tokens} for b in capsule.blocks],
+            trace=self.run.broker_trace,
+            origin="resume",
         )
 
     # What the server really allocated

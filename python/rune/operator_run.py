@@ -12,7 +12,7 @@ from rune.context_broker import MEMORY_BLOCK_NAMES
 from rune.errors import ContextOverflowError, PromptRefused, RuneError
 from rune.inference_trace import price_for
 from rune.messages import Message, measured_text
-from rune.runtime.local_tool_runtime import RunResult
+from rune.runtime.local_tool_runtime import PENDING, RunResult
 from rune.runtime.task_state import TaskState, new_id
 from rune.settings import Settings
 from rune.transports.base import Usage, Verdict
@@ -20,16 +20,28 @@ from rune.transports.base import Usage, Verdict
 if TYPE_CHECKING:
     from rune.context.capsule import AttentionCapsule
     from rune.context.conversation import Conversation
+    from rune.runtime.approvals import Decision
     from rune.runtime.capability_authority import Capability
     from rune.runtime.events import OnEvent
     from rune.runtime.local_tool_runtime import LocalToolRuntime
     from rune.runtime.num_ctx import NumCtx
     from rune.runtime.router import Route
-    from rune.runtime.tool_executor import ToolOutcome
+    from rune.runtime.tool_executor import Tool, ToolOutcome
     from rune.transports.base import Transport
     from rune.transports.discovery import ModelFacts, Window
 
-__all__ = ["CANCELLED", "Asked", "OperatorResponse", "Run", "now", "record_values", "shared_prefix", "worst_verdict"]
+__all__ = [
+    "CANCELLED",
+    "PENDING",
+    "Asked",
+    "OperatorResponse",
+    "Resumed",
+    "Run",
+    "now",
+    "record_values",
+    "shared_prefix",
+    "worst_verdict",
+]
 
 CANCELLED = "cancelled"
 _WORST_FIRST = ("cut", "suspected", "shifted", "incomplete", "unknown", "whole")
@@ -53,7 +65,7 @@ class OperatorResponse:
         broker_trace: that of the assembly that was sent (a partial one after an overflow), or None.
         verdict: ``{"kind", "basis"}``: whether the model saw the whole prompt; None when no model answered.
         warnings: sentences, and the word ``tools_do_not_fit``.
-        done_reason: why the answer ended ("stop", "length", …, "step_limit", "loop", "cancelled"), or "".
+        done_reason: why the answer ended ("stop", "length", …, "step_limit", "loop", "cancelled", "pending"), or "".
         tool_events: the calls that were made or refused, in order.
         exception: the error itself where one ended the run.
     """
@@ -82,6 +94,15 @@ class Asked:
     tools: Sequence[str] | None = None
     think: bool | str | None = None
     passed: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a run goes on from after an approval: the kept state, the decision, and the tools as the model saw them."""
+
+    state: Mapping[str, Any]
+    decision: Decision | None
+    tools: Mapping[str, Tool]
 
 
 @dataclass(slots=True)
@@ -116,6 +137,8 @@ class Run:
     attempts: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     ext: dict[str, Any] = field(default_factory=dict)
+    resumed: Resumed | None = None
+    pending: dict[str, Any] | None = None
     success: bool = False
     error: str | None = None
     exception: BaseException | None = None
@@ -157,6 +180,7 @@ class Run:
             text=self.result.text,
             error=self.error,
             degraded=list(degraded),
+            pending_state=self.pending,
             run_id=self.run_id,
             trace=row,
             broker_trace=self.broker_trace,

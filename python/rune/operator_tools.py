@@ -60,7 +60,7 @@ class OperatorTools:
             return known
         names = self._settings.tools
         if names is None:
-            names = tuple(unasked(known.values(), self._settings.auto_approve))
+            names = tuple(unasked(known.values(), self._settings.auto_approve, asks=True))
         return {name: known[name] for name in names if name in known}
 
     def named(self, tools: bool | Iterable[str] | None) -> tuple[str, ...] | None:
@@ -154,7 +154,7 @@ def tool_rows(settings: Settings) -> list[dict[str, Any]]:
         if name not in known:
             why = _LACKING[one.needs]
         elif name not in offered and settings.tools is None:
-            why = "it needs an approval" if one.approval and not approved else "it is off by default"
+            why = "it is off by default"
         module = str(getattr(one.function, "__module__", ""))
         rows.append(
             {

@@ -24,15 +24,18 @@ from rune.engines import default_model, open_transport
 from rune.errors import InvalidInput, RuneError
 from rune.inference_trace import InferenceTraceStore, build_record
 from rune.messages import Message
+from rune.operator_approvals import ApprovalsOfOperator, refuse_while_pending, restore
+from rune.operator_asked import asked_of, checked_session, passed_on
 from rune.operator_assembly import assemble_turn
 from rune.operator_async import run_in_thread
 from rune.operator_attempts import Allocations, Attempts, resolve
 from rune.operator_compaction import compact_if_due
 from rune.operator_routing import Router, Watch, run_tiers
-from rune.operator_run import CANCELLED, Asked, OperatorResponse, Run, record_values, shared_prefix
+from rune.operator_run import CANCELLED, PENDING, Asked, OperatorResponse, Run, record_values, shared_prefix
 from rune.operator_stores import Stores
 from rune.operator_tools import OperatorTools
 from rune.paths import journal
+from rune.runtime.approvals import PendingRuns
 from rune.runtime.local_tool_runtime import LocalToolRuntime
 from rune.runtime.safety_rules import rules_of
 from rune.runtime.task_state import TaskState
@@ -67,7 +70,7 @@ _INLINE = frozenset({"persona", "session_system", "tools", "model_profile", "his
 _LAST_SENT_MAX = 64
 
 
-class RuneOperator:
+class RuneOperator(ApprovalsOfOperator):
     """Runs tasks: broker, runtime, transport and trace, wired together. May be used from several threads.
 
     ``transport``: the engine; opened by the settings on first use when None, and then closed by ``close``.
@@ -101,6 +104,7 @@ class RuneOperator:
         self._safety = rules_of(self.settings.safety_rules) if self.settings.safety else ()
         self._history = made.history()
         self._archive = HistoryArchive(self.home)
+        self._pending = PendingRuns(self.home)
         self._allocations = Allocations()
         self._last_sent: OrderedDict[tuple[str, str], list[Message]] = OrderedDict()
         self._broker: ContextBroker | None = None
@@ -225,22 +229,30 @@ class RuneOperator:
         stand in ``options`` too, which hold the server's own sampling options.
 
         Raises:
-            InvalidInput: an empty task, or an argument that is unusable; nothing has begun then, and there is no row.
+            InvalidInput: an empty task, an argument that is unusable, or (an ApprovalError) a session of which another turn
+                waits for an approval; nothing has begun then, and there is no row.
             KeyboardInterrupt: passed on after the row was written.
         """
         run = Run(
             task=TaskState.of(task, channel),
-            session=_checked_session(session),
-            asked=self._asked(num_ctx, num_predict, tools, format, think, keep_alive, options),
+            session=checked_session(session),
+            asked=asked_of(
+                self.settings, self._tools.named(tools), num_ctx, num_predict, format, think, keep_alive, options
+            ),
             on_event=on_event,
             cancel=cancel,
             model=self._model or "",
         )
+        refuse_while_pending(run.session, self._pending)
+        return self._turn(run)
+
+    def _turn(self, run: Run) -> OperatorResponse:
+        """Takes a run from the engine to its row; what is raised is what ``run`` says."""
         with turn(journal=self._journal, run_id=run.run_id) as health:
             try:
-                session_id = None if session is None else session.id
+                session_id = None if run.session is None else run.session.id
                 journal_event("run_started", task_id=run.task.task_id, channel=run.task.channel, session=session_id)
-                run.transport, model = self.engine(on_event)
+                run.transport, model = self.engine(run.on_event)
                 run.model = run.model or model
                 with run.transport.measure() as run.usage:
                     self._execute_on_model(run)
@@ -266,34 +278,6 @@ class RuneOperator:
         """
         return await run_in_thread(self.run, task, session, channel, **values)
 
-    def _asked(
-        self,
-        num_ctx: Any,
-        num_predict: Any,
-        tools: bool | Iterable[str] | None,
-        format: Any,
-        think: bool | str | None,
-        keep_alive: str | int | None,
-        options: Mapping[str, Any] | None,
-    ) -> Asked:
-        """What was asked, checked. Raises InvalidInput."""
-        if options is not None and not isinstance(options, Mapping):
-            raise InvalidInput(f"options must be an object with names, not {type(options).__name__}")
-        given = dict(options or {})
-        in_options = {name: given.pop(name, None) for name in ("num_ctx", "num_predict")}
-        num_ctx = in_options["num_ctx"] if num_ctx is None else num_ctx
-        num_predict = in_options["num_predict"] if num_predict is None else num_predict
-        explicit = resolve_window(None, num_ctx=num_ctx).explicit  # checks it as well
-        limit = self.settings.num_predict if num_predict is None else num_predict
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise InvalidInput(f"num_predict must be a whole number of tokens, 1 or more, not {limit!r}")
-        names = self._tools.named(tools)
-        keep_alive = self.settings.keep_alive if keep_alive is None else keep_alive
-        passed = {"format": format, "keep_alive": keep_alive, "options": given or None}
-        return Asked(
-            explicit, limit, names, think, {name: value for name, value in passed.items() if value is not None}
-        )
-
     def _execute_on_model(self, run: Run) -> None:
         """Assembles the turn, sends it until it is answered, and notes what the answer teaches; all of it in ``run``."""
         assert run.transport is not None
@@ -302,7 +286,8 @@ class RuneOperator:
             start = getattr(run.transport, "start", None)
             if start is not None:
                 start(run.on_event)  # loads an embedded engine, with its progress told
-            self.router.begin(run)
+            if run.resumed is None:
+                self.router.begin(run)
             run_tiers(run, self.settings, lambda before, watch: self._on_model(run, before, watch))
         finally:
             run.latency_ms = (time.perf_counter() - begun) * 1000
@@ -316,11 +301,15 @@ class RuneOperator:
         if run.window.note:
             run.warnings.append(run.window.note)
             logger.warning("%s", run.window.note)
-        run.asked = replace(run.asked, passed={**self._of_model(run), **run.asked.passed})
-        run.runtime = self._runtime(run)
-        if before is None:
-            self._compact(run)
-        self._assemble(run, before=before)
+        if run.resumed is not None:
+            run.runtime = self._runtime(run)
+            restore(run)
+        else:
+            run.asked = replace(run.asked, passed=passed_on(run, self.settings))
+            run.runtime = self._runtime(run)
+            if before is None:
+                self._compact(run)
+            self._assemble(run, before=before)
         Attempts(run, self._context_broker(), self.settings, self._allocations, watch).execute()
 
     def _compact(self, run: Run) -> None:
@@ -334,27 +323,19 @@ class RuneOperator:
             run.ext["compaction_check"] = outcome.check
             run.compaction = [] if outcome.event is None else [outcome.event]
 
-    def _of_model(self, run: Run) -> dict[str, Any]:
-        """What the settings say for this model: sampling options, and thinking where it can think."""
-        of_model = self.settings.models.get(run.model)
-        options = of_model.get("options") if isinstance(of_model, Mapping) else None
-        found: dict[str, Any] = {}
-        if isinstance(options, Mapping):
-            found["options"] = {**options, **(run.asked.passed.get("options") or {})}
-            run.asked = replace(run.asked, passed={k: v for k, v in run.asked.passed.items() if k != "options"})
-        capable = run.facts is not None and "thinking" in (run.facts.capabilities or ())
-        think = self.settings.think if run.asked.think is None and capable else run.asked.think
-        return found if think is None else {**found, "think": think}
-
     def _runtime(self, run: Run) -> LocalToolRuntime:
         assert run.transport is not None
         common: dict[str, Any] = {"model": run.model, "home": self.home, "run_id": run.run_id}
         common["max_steps"] = self.settings.max_steps
         try:
-            workspace = self.settings.workspace
+            workspace: Path | str | None = self.settings.workspace
             self._tools.select(run, run.family)
-            tools = self._tools.runnable(run.asked.tools or ())
-            common |= {"approve": self._tools.approve, "services": self._tools.services(run.run_id, run.capability)}
+            tools: Mapping[str, Tool] = self._tools.runnable(run.asked.tools or ())
+            if run.resumed is not None:
+                workspace, tools = run.resumed.state["workspace"], run.resumed.tools
+                common["decision"] = run.resumed.decision
+            services = self._tools.services(run.run_id, run.capability)
+            common |= {"approve": self._tools.approve, "services": services, "pends": True}
             runtime = LocalToolRuntime(run.transport, tools=tools, workspace=workspace, **common)
             run.warnings += self._tools.notes()
         except InvalidInput as exc:  # the folder that the program was started in is gone: no reason not to answer
@@ -377,14 +358,14 @@ class RuneOperator:
         log_token_usage(run.broker_trace)
         first = result.replies[run.answered] if len(result.replies) > run.answered else None
         # An attempt that went on in the middle of a tool loop sent more than was assembled: nothing to compare.
-        if first is not None and run.answered == 0 and first.prompt_tokens:
+        if first is not None and run.answered == 0 and run.resumed is None and first.prompt_tokens:
             log_calibration(capsule.token_count, first.prompt_tokens, run.model)
         for reply in result.replies:
             if reply.verdict.flagged:
                 record_failure("context_truncation", f"{reply.verdict.kind}: {reply.verdict.basis}", tier=1)
         if result.done_reason == "length":
             run.warnings.append("the answer stopped at its length limit and may be unfinished")
-        if result.replies and not result.stopped and not result.text.strip():
+        if result.replies and not result.stopped and not result.text.strip() and result.done_reason != PENDING:
             run.warnings.append("the model gave no answer in words")
         self._note_prefix(run)
 
@@ -403,6 +384,10 @@ class RuneOperator:
     def _conclude(self, run: Run) -> None:
         """Whether the run succeeded, and what the session keeps of it."""
         result = run.result
+        if result.done_reason == PENDING:
+            run.error = result.note
+            self._keep(run, "approval")
+            return
         if result.stopped:
             run.error = result.note
         else:
@@ -421,6 +406,7 @@ class RuneOperator:
 
     def _record(self, run: Run, health: TurnHealth) -> dict[str, Any] | None:
         """Builds and stores the one row of a run; what goes wrong here is recorded and never the run's failure."""
+        self._settle(run)
         row: dict[str, Any] | None = None
         try:
             row = build_record(**record_values(run, self.settings, list(health.degraded)))
@@ -449,7 +435,7 @@ class RuneOperator:
         Raises ContextOverflowError when it does not fit, InvalidInput, and without ``window`` what the engine raises.
         """
         state = TaskState.of(task, "plan")
-        run = Run(task=state, session=_checked_session(session), model=model or self._model or "")
+        run = Run(task=state, session=checked_session(session), model=model or self._model or "")
         run.asked = Asked(tools=self._tools.named(tools))
         if window is None:
             run.transport, name = self.engine()
@@ -482,11 +468,3 @@ class RuneOperator:
         run.offered = list(run.asked.tools or ()) if can is None or "tools" in can else []
         run.schemas = [known[name].schema() for name in run.offered]
         self._assemble(run, dry=True, before=before)
-
-
-def _checked_session(session: Any) -> Conversation | None:
-    from rune.context.conversation import Conversation
-
-    if session is None or isinstance(session, Conversation):
-        return session
-    raise InvalidInput(f"the session must be a Conversation (Conversation.open(id)), not {type(session).__name__}")

@@ -131,6 +131,7 @@ class Settings:
         "whether a task is shown the tools it speaks of where all take much room, or all",
     )
     auto_approve: tuple[str, ...] = _setting((), kinds.names, "tools that run without asking for an approval")
+    approval_days: float = _setting(7.0, kinds.days, "days that a call may wait for its approval")
     http_get: bool = _setting(False, kinds.switch, "whether there is a tool that fetches web pages")
     http_hosts: tuple[str, ...] = _setting(
         (), kinds.names, "hosts of this machine or its network, with or without a port, that it may fetch from"

@@ -14,6 +14,7 @@ from typing import Any
 __all__ = [
     "Doubtful",
     "choice",
+    "days",
     "hours",
     "http_url",
     "keep_alive",
@@ -130,6 +131,7 @@ def _above_zero(what: str) -> Callable[[Any], float]:
 
 seconds = _above_zero("seconds")
 hours = _above_zero("hours")
+days = _above_zero("days")
 
 
 def path(value: Any) -> Path:

@@ -79,7 +79,7 @@ def test_turns_of_a_chat_are_turns_of_a_session_that_goes_on(env: dict[str, str]
     done = talk(env, "Why is the sky blue?", "And at night?", args=("--session", "sky"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Because of Rayleigh.\nBecause of Rayleigh.\n"
-    assert re.search(r"\[\d+ of 5,735 tokens · whole · ", done.stderr)
+    assert re.search(r"\[[\d,]+ of 5,735 tokens · whole · ", done.stderr)
     assert "rune chat --session sky" in done.stderr
     talk(env, "And at dawn?", args=("--session", "sky"))
     sent = [[m["content"] for m in r.json["messages"] if m["role"] == "user"] for r in server.requests_to("/api/chat")]

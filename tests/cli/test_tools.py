@@ -13,15 +13,15 @@ def test_the_list_says_what_is_offered_and_why_not(rune: Rune) -> None:
     rows = {row["name"]: row for row in found["tools"]}
     assert found["problems"] == [] and len(rows) == 11
     assert [name for name, row in rows.items() if row["offered"]] == [
-        *("read_file", "list_files", "search_text", "remember", "recall"),
+        *("read_file", "list_files", "search_text", "write_file", "edit_file", "run_command", "remember", "recall"),
     ]
-    assert rows["write_file"]["why_not"] == "it needs an approval" and rows["write_file"]["approval"]
+    assert rows["write_file"]["approval"] and not rows["write_file"]["approved"]
     assert rows["http_get"]["why_not"] == "unless RUNE_HTTP_GET=1"
     assert rows["relate"]["why_not"] == "it is off by default"
     assert all(row["from"] == "rune" and 50 < row["tokens"] < 160 and row["timeout_s"] > 0 for row in rows.values())
     table = rune("tools", "list", COLUMNS="200")
     assert table.returncode == 0 and table.stderr == ""
-    assert "search_text" in table.stdout and "no: it needs an approval" in table.stdout
+    assert "search_text" in table.stdout and "no: it is off by default" in table.stdout
 
 
 def test_settings_decide(rune: Rune) -> None:
@@ -51,9 +51,7 @@ def test_tools_of_packages_and_packages_that_are_broken(rune: Rune, tmp_path: Pa
     rune.env["PYTHONPATH"] = str(tmp_path / "p")
     found = rune.json("tools", "list")
     rows = {row["name"]: row for row in found["tools"]}
-    assert (
-        rows["weather"]["from"] == "weather-tools" and rows["weather"]["offered"] and not rows["make_rain"]["offered"]
-    )
+    assert rows["weather"]["from"] == "weather-tools" and rows["weather"]["offered"] and rows["make_rain"]["offered"]
     (problem,) = found["problems"]
     assert (problem["plugin"], problem["value"]) == ("bad", "bad_of_rune") and "luck" in problem["error"]
     table = rune("tools", "list")

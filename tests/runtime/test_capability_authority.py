@@ -123,7 +123,7 @@ def test_of_a_long_task_both_ends_count_and_not_what_is_pasted_between() -> None
 
 
 def test_room_follows_the_budget() -> None:
-    assert room_of(5735) == 716 and room_of(100) == room_of(-5) == ROOM_LEAST and room_of(80_000) == 10_000
+    assert room_of(5735) == 1147 and room_of(100) == room_of(-5) == ROOM_LEAST and room_of(80_000) == 16_000
 
 
 def test_a_search_finds_by_name_description_and_stem() -> None:

@@ -129,7 +129,7 @@ def test_a_broken_package_costs_its_own_tools_and_says_so(packages: Path, tmp_pa
     assert words in broken.error and broken.tools == () and weather.error == ""
     assert response.success and response.tool_events[0].text == "2 days of sun in Oslo"
     assert response.degraded == ["tool_plugins"] == only_row(tmp_path / "home")["degraded"]
-    assert "weather" in sent_by(operator)[0].tool_names and "make_rain" not in sent_by(operator)[0].tool_names
+    assert "weather" in sent_by(operator)[0].tool_names and "make_rain" in sent_by(operator)[0].tool_names
     assert TOOLS["read_file"] is read_file and set(TOOLS) - before == {"weather", "make_rain"}
     assert operator.run("Again").degraded == ["tool_plugins"]  # as long as it is broken
 

@@ -44,6 +44,8 @@ def test_only_what_can_run_is_offered_unasked() -> None:
     reading = ["read_file", "list_files", "search_text"]
     assert unasked(usable(TOOLS.values(), memory=False, http=False).values()) == reading
     assert unasked(usable(TOOLS.values(), memory=True, http=True).values()) == [*reading, "remember", "recall"]
+    changing = ["write_file", "edit_file", "run_command"]
+    assert unasked(usable(TOOLS.values(), memory=False, http=True).values(), asks=True) == [*reading, *changing]
     approved = unasked(TOOLS.values(), {"run_command", "write_file", "http_get"})
     assert approved == [*reading, "write_file", "run_command", "http_get", "remember", "recall"]
     assert "http_get" not in usable(TOOLS.values(), memory=True, http=False)

@@ -6,18 +6,10 @@ from typing import Any
 
 import click
 
-from rune.cli.common import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_FOUND,
-    json_option,
-    load_settings,
-    print_json,
-    printable,
-    read_text,
-)
-from rune.cli.render import admission_table, console, error_console, row_summary
-from rune.cli.stream import Stream, flagged, tell
+from rune.cli.common import json_option, load_settings, read_text
+from rune.cli.outcome import conclude
+from rune.cli.render import error_console
+from rune.cli.stream import Stream
 
 __all__ = ["ask"]
 
@@ -61,7 +53,10 @@ def ask(
     strict: bool,
     as_json: bool,
 ) -> int:
-    """Ask the model TEXT (or standard input, or --file) and print its answer."""
+    """Ask the model TEXT (or standard input, or --file) and print its answer.
+
+    Exit 4: the model wants to make a call that needs your approval; the line that says so names the command to go on with.
+    """
     from rune.context.conversation import Conversation
     from rune.paths import inference_traces
     from rune.rune_operator import RuneOperator
@@ -81,38 +76,9 @@ def ask(
             response = operator.run(task, session, "cli", on_event=stream, **asked)
         finally:
             stream.stop()
-    code = EXIT_DONE if response.success else EXIT_FAILED
-    if response.success and strict and flagged(response):
-        code = EXIT_FOUND
-    if as_json:
-        value: dict[str, Any] = {
-            "success": response.success,
-            "text": response.text,
-            "run_id": response.run_id,
-            "verdict": response.verdict,
-            "degraded": response.degraded,
-            "warnings": response.warnings,
-            "trace": response.trace,
-        }
-        if not response.success:
-            kind = type(response.exception).__name__ if response.exception else "Error"
-            value["error"] = {"type": kind, "message": response.error}
-        print_json(value)
-        return code
-    if stream.wrote:
-        click.echo()
-    elif response.text:
-        click.echo(printable(response.text))
-    if explain and response.broker_trace is not None:
-        out = console()
-        out.print()
-        out.print(admission_table(response.broker_trace))
-        if response.trace is not None:
-            out.print()
-            out.print(row_summary(response.trace))
-            out.print(f"trace    {inference_traces(settings.home)} (run {response.run_id})", markup=False)
-    tell(response)
-    return code
+    return conclude(
+        response, stream, as_json=as_json, strict=strict, explain=inference_traces(settings.home) if explain else None
+    )
 
 
 def _options(given: tuple[str, ...]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rune.cli.calls import go_on
+from rune.cli.chat_approval import Answer, ask_person
 from rune.cli.chat_commands import slash
 from rune.cli.common import EXIT_DONE, load_settings, printable
 from rune.cli.render import error_console
 from rune.cli.stream import Stream, tell
+from rune.context.compaction import PENDING_APPROVAL
 from rune.errors import InvalidInput, RuneError
 from rune.paths import private_dir
+from rune.runtime.approvals import PendingRuns
 
 if TYPE_CHECKING:
     from rune.context.conversation import Conversation
@@ -38,6 +42,7 @@ class Chat:
     operator: RuneOperator
     session: Conversation
     tools: bool
+    read: Callable[..., str]
     last: OperatorResponse | None = None
     over: bool = False
 
@@ -58,18 +63,50 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Runs one turn and shows it as it comes. Ctrl-C ends the turn, and leaves the session as it was before."""
+        self.decide(
+            self._show(lambda stream: self.operator.run(text, self.session, "chat", tools=self.tools, on_event=stream))
+        )
+
+    def decide(self, state: Mapping[str, Any] | None) -> None:
+        """Asks about the call that a turn waits for (if it waits), and goes on with the turn until it has ended."""
+        while state is not None:
+            answer = ask_person(state, self.read)
+            if answer is None:
+                click.echo(go_on(state), err=True)
+                return
+            again = self._show(self._resume(str(state["id"]), answer))
+            # Where nothing came of it (arguments that cannot be used, a server that is away) it still waits.
+            state = again if again is not None or self._pending.status(state["id"]) is None else state
+
+    def _resume(self, id: str, answer: Answer) -> Callable[[Stream], OperatorResponse]:
+        return lambda stream: self.operator.resume(
+            id, answer.decision, answer.arguments, reason=answer.reason, session=self.session, on_event=stream
+        )
+
+    def waiting(self) -> Mapping[str, Any] | None:
+        """The turn of this session that waits since an earlier day, or None."""
+        mark = self.session.state_of(PENDING_APPROVAL)
+        id = str(mark.get("id", "")) if isinstance(mark, Mapping) else ""
+        return self._pending.read(id) if self._pending.status(id) in ("waiting", "answer missing") else None
+
+    @property
+    def _pending(self) -> PendingRuns:
+        return PendingRuns(self.settings.home)
+
+    def _show(self, run: Callable[[Stream], OperatorResponse]) -> Mapping[str, Any] | None:
+        """Shows a run as it comes; gives the state of a turn that waits for an approval."""
         stream = Stream(False, error_console(), details=True)
         try:
-            response = self.operator.run(text, self.session, "chat", tools=self.tools, on_event=stream)
+            response = run(stream)
         except KeyboardInterrupt:
             stream.stop()
             stream.end_line()
             click.echo("cancelled; the session is as it was before this turn", err=True)
-            return
+            return None
         except RuneError as exc:
             stream.stop()
             click.echo(f"error: {printable(str(exc))}", err=True)
-            return
+            return None
         stream.stop()
         self.last = response
         if not stream.wrote and response.text:
@@ -77,11 +114,12 @@ class Chat:
             click.echo()
         stream.end_line()
         _conclude(response)
+        return response.pending_state
 
 
 def _conclude(response: OperatorResponse) -> None:
     """What a person should know of the turn besides its answer."""
-    tell(response)
+    tell(response, asks=True)
     trace, row = response.broker_trace, response.trace
     if trace is None or row is None:
         return
@@ -97,8 +135,9 @@ def _conclude(response: OperatorResponse) -> None:
 
 
 @contextmanager
-def _reader(home: Path) -> Iterator[Callable[[], str]]:
-    """Reads one line of a person: with history and editing in a terminal, plainly from a pipe. Raises EOFError at the end."""
+def _reader(home: Path) -> Iterator[Callable[..., str]]:
+    """Reads one line of a person, after a prompt and with a text to begin with: with history and editing in a terminal, plainly
+    from a pipe. Raises EOFError at the end."""
     if not sys.stdin.isatty():
         yield _read_plain
         return
@@ -106,7 +145,7 @@ def _reader(home: Path) -> Iterator[Callable[[], str]]:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     except ImportError:
-        yield lambda: input(PROMPT)
+        yield lambda prompt=PROMPT, default="": input(prompt)
         return
     history: History
     try:
@@ -115,7 +154,12 @@ def _reader(home: Path) -> Iterator[Callable[[], str]]:
         click.echo(f"note: lines are not kept for later: {exc}", err=True)
         history = InMemoryHistory()
     session: Any = PromptSession(history=history)
-    yield lambda: str(session.prompt(PROMPT))
+    other: Any = PromptSession()  # what is answered to a question is not among the lines to come back to
+
+    def read(prompt: str = PROMPT, default: str = "") -> str:
+        return str((session if prompt == PROMPT else other).prompt(prompt, default=default))
+
+    yield read
 
 
 def _history_file(home: Path) -> str:
@@ -126,7 +170,7 @@ def _history_file(home: Path) -> str:
     return str(path)
 
 
-def _read_plain() -> str:
+def _read_plain(prompt: str = "", default: str = "") -> str:
     line = sys.stdin.readline()
     if not line:
         raise EOFError
@@ -166,7 +210,7 @@ def chat(
     )
     name = session_id or datetime.now().strftime("chat-%Y%m%d-%H%M%S")
     session = Conversation.open(name, settings.home, estimator=settings.estimator)
-    state = Chat(settings, RuneOperator(settings=settings), session, tools)
+    state = Chat(settings, RuneOperator(settings=settings), session, tools, _read_plain)
     try:
         _, found = state.operator.engine()
         turns = f", {len(session.turns)} turns so far" if len(session.turns) else ""
@@ -175,18 +219,19 @@ def chat(
         click.echo(
             f"{printable(found)} · session {printable(name)}{turns} · /help lists commands, Ctrl-D ends", err=True
         )
-        with _reader(settings.home) as read:
-            _talk(state, read)
+        with _reader(settings.home) as state.read:
+            state.decide(state.waiting())
+            _talk(state)
     finally:
         state.operator.close()
     click.echo(f"session {printable(name)} is kept: rune chat --session {printable(name)} goes on", err=True)
     return EXIT_DONE
 
 
-def _talk(state: Chat, read: Callable[[], str]) -> None:
+def _talk(state: Chat) -> None:
     while not state.over:
         try:
-            text = read().strip()
+            text = state.read().strip()
         except EOFError:
             return
         except KeyboardInterrupt:  # takes back the line; Ctrl-D ends the chat

@@ -1,6 +1,6 @@
 """What every command shares: reading text, printing JSON, showing text that nobody trusts, and exit codes.
 
-Exit codes: 0 done, 1 the run failed, 2 wrong usage or bad input, 3 a check found something.
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or bad input, 3 a check found something, 4 the turn waits for an approval.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "EXIT_FAILED",
     "EXIT_FOUND",
     "EXIT_USAGE",
+    "EXIT_WAITING",
     "error_json",
     "exit_code",
     "json_option",
@@ -33,7 +34,7 @@ __all__ = [
     "read_text_file",
 ]
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_FOUND = 0, 1, 2, 3
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_FOUND, EXIT_WAITING = 0, 1, 2, 3, 4
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -31,6 +31,7 @@ _COMMANDS = {
     "doctor": "rune.cli.doctor:doctor",
     "memory": "rune.cli.memory:memory",
     "models": "rune.cli.models:models",
+    "pending": "rune.cli.pending:pending",
     "plan": "rune.cli.plan:plan",
     "sessions": "rune.cli.sessions:sessions",
     "tools": "rune.cli.tools:tools",

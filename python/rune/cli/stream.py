@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
+from rune.cli.calls import call_line, go_on
 from rune.cli.common import printable
 from rune.cli.render import WHY_LEFT
 
@@ -62,13 +63,7 @@ class Stream:
             self._status.print(f"  {mark} {printable(first[:_ARGUMENTS_SHOWN])}{more}", style="dim", markup=False)
 
     def _call(self, event: Any) -> str:
-        if not self._details:
-            return printable(event.name)
-        arguments = event.arguments
-        if isinstance(arguments, dict):
-            arguments = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        shown = printable(str(arguments).replace("\n", "\\n"))
-        return f"{printable(event.name)}({shown[:_ARGUMENTS_SHOWN]}{' …' if len(shown) > _ARGUMENTS_SHOWN else ''})"
+        return call_line(event.name, event.arguments) if self._details else printable(event.name)
 
     def _say(self, text: str) -> None:
         if self.quiet or not self._status.is_terminal:
@@ -99,10 +94,16 @@ def flagged(response: OperatorResponse) -> bool:
     return response.verdict is not None and Verdict(**response.verdict).flagged  # type: ignore[arg-type]
 
 
-def tell(response: OperatorResponse) -> None:
-    """What a person should know of a run besides its answer, a line each on standard error."""
-    if not response.success:
+def tell(response: OperatorResponse, *, asks: bool = False) -> None:
+    """What a person should know of a run besides its answer, a line each on standard error.
+
+    How a turn that waits for an approval goes on is among it, unless the caller ``asks`` at once.
+    """
+    waits = response.done_reason == "pending" and response.pending_state is not None
+    if not response.success and not waits:
         click.echo(f"error: {printable(response.error or 'the run failed')}", err=True)
+    if response.pending_state is not None and not asks:
+        click.echo(go_on(response.pending_state), err=True)
     if flagged(response):
         basis = (response.verdict or {}).get("basis", "")
         click.echo(f"warning: the server may have cut the prompt ({printable(basis)})", err=True)

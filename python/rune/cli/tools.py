@@ -16,7 +16,7 @@ from rune.errors import InvalidInput
 __all__ = ["tools"]
 
 
-@click.group(epilog="Examples: rune tools list · rune tools show read_file")
+@click.group(epilog="Example: rune tools list · rune tools show read_file")
 def tools() -> None:
     """What a model may call, and what it may not."""
 

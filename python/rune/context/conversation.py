@@ -135,6 +135,11 @@ class Conversation:
                 self._write()
             return added
 
+    def refresh(self) -> None:
+        """Reads what other processes have written to the file since it was read. Costs nothing where nothing was."""
+        with self._lock, self._alone():
+            self._catch_up()
+
     def set_state(self, name: str, value: Any) -> None:
         """Keeps a JSON value with the conversation; the last one of a name counts (what compaction made, for example)."""
         with self._lock, self._alone():

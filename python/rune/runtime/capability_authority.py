@@ -21,9 +21,9 @@ __all__ = ["FINDER", "ROOM_LEAST", "Capability", "Selection", "room_of", "select
 
 FINDER = "find_capability"
 ROOM_LEAST = 600
-"""Tokens of schemas that are always there: enough for the tools that are on by default."""
+"""Tokens of schemas that are always there: enough for the tools that read and remember."""
 
-_SHARE = 8  # the budget's eighth is for schemas
+_SHARE = 5  # a fifth of the budget is for schemas
 _MATCHED_MAX = 5  # tools of others that are shown for their words
 _MATCH_LEAST = 4  # one word of the name, or two of the description
 _EDGE = 2_000  # characters
@@ -153,6 +153,11 @@ class Capability:
         with self._lock:
             self._found += [one.name for one in found if one.name not in self._found]
         return found
+
+    def put_back(self, names: Iterable[str]) -> None:
+        """Names that were taken and are to be offered by another run that goes on with this one."""
+        with self._lock:
+            self._found += names
 
     def take(self, offered: Iterable[str]) -> list[str]:
         """Names found since the last look that are not offered yet."""

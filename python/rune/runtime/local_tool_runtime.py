@@ -17,6 +17,7 @@ from typing import Any
 from rune import paths
 from rune.errors import BadReply, InvalidInput, StreamCut
 from rune.messages import Message, compact_json
+from rune.runtime.approvals import Decision
 from rune.runtime.events import OnEvent, RunEvent, ToolFinished, ToolStarted
 from rune.runtime.room import Dropped, RoomRule
 from rune.runtime.services import Services
@@ -29,9 +30,11 @@ from rune.runtime.workspace import Workspace
 from rune.transports.base import ChatReply, TextDelta, Transport
 from rune.transports.discovery import _model_capabilities, context_length
 
-__all__ = ["MAX_STEPS", "LocalToolRuntime", "RunResult", "_model_capabilities", "context_length"]
+__all__ = ["MAX_STEPS", "PENDING", "LocalToolRuntime", "RunResult", "_model_capabilities", "context_length"]
 
 MAX_STEPS = 8
+PENDING = "pending"
+"""``done_reason`` of a run that waits for a person's approval of a call."""
 SAME_CALL_MAX = 3
 """The same call with the same arguments is made this often less one; asked for again, the run stops."""
 
@@ -44,8 +47,12 @@ class RunResult:
     normal form, thinking included, every call with its result. ``replies`` are the model's answers in order; ``tool_events``
     the calls that were made or refused; ``dropped`` what made way in the tool loop.
 
-    ``done_reason``: the server's word for the last answer ("stop", "length", …), or "step_limit", "loop", "cancelled"; ""
-    while the run goes on. ``note`` says in one sentence why a run stopped without an answer of the model's.
+    ``done_reason``: the server's word for the last answer ("stop", "length", …), or "step_limit", "loop", "cancelled",
+    "pending"; "" while the run goes on. ``note`` says in one sentence why a run stopped without an answer of the model's.
+
+    ``made`` counts the calls that were made, by tool and arguments. Of a run that is pending, ``waiting`` are the calls
+    without a result, the one that needs an approval first, and ``sent`` is ``new_messages`` as the model was sent them, with
+    lines where results made way.
     """
 
     text: str = ""
@@ -55,12 +62,16 @@ class RunResult:
     tool_events: list[ToolOutcome] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     note: str = ""
+    made: Counter[str] = field(default_factory=Counter)
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[Message] = field(default_factory=list)
     replies_before: int = 0
     events_before: int = 0
 
     def begin_again(self) -> None:
         """For another model that goes on from here: limits of steps and of equal calls count anew. What was done stays."""
         self.replies_before, self.events_before = len(self.replies), len(self.tool_events)
+        self.made = Counter()
 
     @property
     def stopped(self) -> bool:
@@ -89,11 +100,15 @@ class LocalToolRuntime:
         max_steps: int = MAX_STEPS,
         approve: Approve | None = None,
         services: Services | None = None,
+        pends: bool = False,
+        decision: Decision | None = None,
     ) -> None:
         """``tools`` are those of ``TOOLS`` that are on by default when None; ``workspace`` is the current folder when None.
 
-        ``approve`` decides on calls of tools that need an approval (without it they are refused); ``services`` is what tools
-        use of the rest of Rune. ``max_steps`` bounds the model calls of one run. Raises InvalidInput when it is less than 1.
+        ``approve`` decides on calls of tools that need an approval; those that it does not approve (all, when None) are
+        refused, or end the run as pending where ``pends``. ``decision`` is that on the first waiting call of a run to resume.
+        ``services`` is what tools use of the rest of Rune. ``max_steps`` bounds the model calls of one run. Raises
+        InvalidInput when it is less than 1.
         """
         if type(max_steps) is not int or max_steps < 1:
             raise InvalidInput(f"max_steps must be a whole number of model calls, 1 or more, not {max_steps!r}")
@@ -114,12 +129,19 @@ class LocalToolRuntime:
         self.max_steps = max_steps
         self.received: list[Message] | None = None
         self.result = RunResult()
+        self.pends = pends
+        self.decision = decision
         self._executor = ToolExecutor({tool.name: tool for tool in tools}, context, approve=approve)
 
     @property
     def tool_names(self) -> tuple[str, ...]:
         """The allowlist: the tools that this runtime may run at all."""
         return tuple(self._executor.tools)
+
+    @property
+    def workspace(self) -> Workspace:
+        """Where the tools work."""
+        return self._executor.context.workspace
 
     def schemas(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """The schemas of the named tools (of all when None), as they are sent. Raises InvalidInput for an unknown name."""
@@ -186,19 +208,22 @@ class _Loop:
         self.executor = runtime._executor
         self.result = result
         self.given = given
-        self.own = list(result.new_messages)  # as sent: results that made way are lines here, and whole in the result
+        # As sent: results that made way are lines here, and whole in the result.
+        self.own = list(result.sent or result.new_messages)
+        result.sent = []
         self.offered = offered
         self.schemas = runtime.schemas(offered())
         self.on_event = on_event
         self.cancel = cancel
-        events = result.tool_events[result.events_before :]
-        self.made = Counter(_signature(event.name, event.arguments) for event in events)
+        self.made = result.made
 
     @property
     def cancelled(self) -> bool:
         return self.cancel is not None and self.cancel.is_set()
 
     def run(self, room: RoomRule | None, arguments: dict[str, Any]) -> None:
+        if self.result.waiting and not self.cancelled and not self._answer(self.result.waiting, self.runtime.decision):
+            return None
         while True:
             if self.cancelled:
                 return self._stop("cancelled", "cancelled")
@@ -254,10 +279,14 @@ class _Loop:
         self.result.replies.append(reply)
         return reply
 
-    def _answer(self, calls: Sequence[dict[str, Any]]) -> bool:
-        """Runs the calls of one reply in their order, so that each has its result; False when the run is to stop."""
+    def _answer(self, calls: Sequence[dict[str, Any]], decision: Decision | None = None) -> bool:
+        """Runs the calls of one reply in their order, so that each has its result; False when the run is to stop.
+
+        ``decision`` is that on the first of them. A call that waits for one ends the run, and those behind it wait as well.
+        """
         stop: tuple[str, str] | None = None
         waiting = list(calls)
+        self.result.waiting = []
         try:
             while waiting:
                 call = waiting[0]
@@ -271,12 +300,20 @@ class _Loop:
                         f"Stopped: the model asked for the same call of {name} {SAME_CALL_MAX} times, with the same "
                         "arguments, and would go on so.",
                     )
+                if stop is None and decision is None and self.runtime.pends and self.executor.waits(call):
+                    self.result.waiting, waiting = waiting, []
+                    self.result.sent = list(self.own)
+                    self._stop(PENDING, f"waiting for an approval of {name}")
+                    return False
                 if stop is not None:
                     outcome = self.executor.refuse(call, stop[1])
                 else:
                     self.made[signature] += 1
-                    self._tell(ToolStarted(name, given, len(self.result.replies)))
-                    outcome = self.executor.execute(call, self.cancel)
+                    if decision is None or decision.approved:
+                        changed = None if decision is None else decision.arguments
+                        self._tell(ToolStarted(name, given if changed is None else changed, len(self.result.replies)))
+                    outcome = self.executor.execute(call, self.cancel, decision)
+                decision = None
                 del waiting[0]
                 self._took(outcome)
         finally:

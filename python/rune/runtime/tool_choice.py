@@ -15,9 +15,10 @@ def usable(tools: Iterable[Tool], *, memory: bool, http: bool) -> dict[str, Tool
     return {tool.name: tool for tool in tools if there.get(tool.needs, True)}
 
 
-def unasked(tools: Iterable[Tool], approved: Collection[str] = ()) -> list[str]:
-    """Names of the tools to offer without being asked: those on by default, and of those that need an approval the approved.
+def unasked(tools: Iterable[Tool], approved: Collection[str] = (), *, asks: bool = False) -> list[str]:
+    """Names of the tools to offer without being asked: those on by default, and those that are approved.
 
-    A tool whose every call would be refused only costs the model tokens and steps.
+    Of the tools that need an approval the others are offered only where a person can be asked (``asks``): a tool whose every
+    call would be refused only costs the model tokens and steps.
     """
-    return [tool.name for tool in tools if (tool.name in approved if tool.approval else tool.default_on)]
+    return [tool.name for tool in tools if tool.name in approved or (tool.default_on and (asks or not tool.approval))]

@@ -15,6 +15,7 @@ from typing import Any
 from rune.errors import InvalidInput, ToolError
 from rune.messages import Message, compact_json
 from rune.runtime import capability_tools, change_tools, command_tools, file_tools, http_tools, memory_tools
+from rune.runtime.approvals import Decision
 from rune.runtime.tool_results import RESULT_CHARS_MAX, bounded
 from rune.runtime.tools import TOOLS, Tool, ToolContext, make_tool, tool
 from rune.subsystem_health import error_text, record_failure
@@ -90,19 +91,41 @@ class ToolExecutor:
         self._approve = approve
         self._chars_max = chars_max
 
-    def execute(self, call: Mapping[str, Any], cancel: threading.Event | None = None) -> ToolOutcome:
-        """Runs one call of an assistant message in normal form. A ``cancel`` that is set ends the wait for it."""
+    def waits(self, call: Mapping[str, Any]) -> bool:
+        """Whether a call can only be made once a person approves it; one that could not be made at all does not wait."""
+        found = self.tools.get(str(call["function"]["name"]))
+        if found is None or not found.approval:
+            return False
+        try:
+            return not self._approved(found, found.check(call["function"].get("arguments")))
+        except ToolError:
+            return False
+
+    def execute(
+        self, call: Mapping[str, Any], cancel: threading.Event | None = None, decision: Decision | None = None
+    ) -> ToolOutcome:
+        """Runs one call of an assistant message in normal form. A ``cancel`` that is set ends the wait for it.
+
+        ``decision`` is a person's on this very call; the model is told of arguments that were changed.
+        """
+        if decision is not None and not decision.approved:
+            return self.refuse(call, f"the user refused it{': ' if decision.reason else ''}{decision.reason}")
+        changed = None if decision is None else decision.arguments
+        if changed is not None:
+            call = {**call, "function": {**call["function"], "arguments": dict(changed)}}
         function = call["function"]
         name, arguments = str(function["name"]), function.get("arguments")
         begun = time.perf_counter()
         try:
             found = self._find(name)
-            text, ok = self._run(found, found.check(arguments), cancel), True
+            text, ok = self._run(found, found.check(arguments), cancel, decided=decision is not None), True
         except (ToolError, InvalidInput) as exc:
             text, ok = f"Error: {exc}", False
         except Exception as exc:  # a fault of the tool's own: the model hears of it, and so does the registry
             record_failure("tool_executor", exc, tier=1, tool=name)
             text, ok = f"Error: {name} failed: {error_text(exc)}", False
+        if changed is not None:
+            text = f"[The user changed the arguments of this call to {compact_json(changed)}.]\n{text}"
         there = self.tools.get(name)
         tail = there is not None and there.tail
         shown, kept = bounded(text, self.context.results, self._chars_max, tail=tail)
@@ -133,8 +156,13 @@ class ToolExecutor:
             raise ToolError(f"there is no tool {name!r}; there are: {', '.join(self.tools) or 'none'}")
         return found
 
-    def _run(self, found: Tool, arguments: dict[str, Any], cancel: threading.Event | None) -> str:
-        if found.approval and not (self._approve is not None and self._approve(found, arguments)):
+    def _approved(self, found: Tool, arguments: Mapping[str, Any]) -> bool:
+        return self._approve is not None and self._approve(found, arguments)
+
+    def _run(
+        self, found: Tool, arguments: dict[str, Any], cancel: threading.Event | None, *, decided: bool = False
+    ) -> str:
+        if found.approval and not decided and not self._approved(found, arguments):
             raise ToolError(
                 f"{found.name} {NO_APPROVAL} and did not get it. Do without it, or tell the user "
                 f"what you would run it for (RUNE_AUTO_APPROVE={found.name} lets it run unasked)"
