@@ -123,11 +123,15 @@ class OperatorTools:
         )
 
     def notes(self) -> list[str]:
-        """What the settings say about tools that cannot be meant, a sentence each; plug-ins that failed are recorded."""
-        known = {*self.known, *TOOLS}
+        """``strange_names``, for the warnings of a run; plug-ins that failed are recorded."""
         for plugin in plugins() if self._given is None else ():
             if plugin.error:
                 record_failure("tool_plugins", f"{plugin.name} ({plugin.value}): {plugin.error}", tier=1)
+        return self.strange_names()
+
+    def strange_names(self) -> list[str]:
+        """What the settings say about tools that cannot be meant, a sentence each."""
+        known = {*self.known, *TOOLS}
         found = []
         for setting in ("tools", "auto_approve"):
             strange = [name for name in getattr(self._settings, setting) or () if name not in known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from cli_helpers import Rune
@@ -58,3 +59,22 @@ def test_tools_of_packages_and_packages_that_are_broken(rune: Rune, tmp_path: Pa
     assert table.returncode == 0 and "plug-in bad has no tools here: ValueError: no" in table.stderr
     assert "\x1b" not in table.stderr
     assert rune.json("tools", "show", "weather")["from"] == "weather-tools"
+
+
+def test_the_doctor_says_what_of_the_tools_cannot_be_meant(rune: Rune, tmp_path: Path) -> None:
+    def checks(**env: str) -> list[tuple[str, bool, str]]:
+        done = rune("doctor", "--json", **env)
+        found = json.loads(done.stdout)["checks"]
+        assert (done.returncode == 3) is any(check["ok"] is False for check in found)
+        return [(c["check"], c["ok"], c["says"]) for c in found if c["check"].startswith("tools")]
+
+    (well,) = checks(RUNE_WORKSPACE=str(tmp_path), RUNE_AUTO_APPROVE="write_file")
+    assert well == ("tools", True, f"6 of 11 are offered, in {tmp_path}; without asking: write_file")
+    (gone,) = checks(RUNE_WORKSPACE=str(tmp_path / "absent"))
+    assert gone[1] is False and "is no folder" in gone[2]
+    install(tmp_path / "p", "bad-tools", {"bad": "bad_of_rune"}, bad_of_rune="raise ValueError('no luck')")
+    found = checks(PYTHONPATH=str(tmp_path / "p"), RUNE_TOOLS="read_fil, recall", RUNE_WORKSPACE=str(tmp_path))
+    assert found[1:] == [
+        ("tools of bad-tools", False, "plug-in bad: ValueError: no luck"),
+        ("tools", False, "RUNE_TOOLS names read_fil, of which there is no tool"),
+    ]

@@ -22,12 +22,13 @@ __all__ = ["doctor"]
 def doctor(model: str | None, repair: bool, as_json: bool) -> int:
     """Check this installation. Exit 3 when something is found."""
     from rune.cli.doctor_router import router_checks
+    from rune.cli.doctor_tools import tool_checks
     from rune.cli.doctor_wire import engine_checks
 
     settings = load_settings()
     checks = [_repair(settings)] if repair else []
     checks += [*_kernel_checks(), *_storage_checks(settings), *engine_checks(settings, model)]
-    checks += [*router_checks(settings), *_run_checks(settings)]
+    checks += [*router_checks(settings), *tool_checks(settings), *_run_checks(settings)]
     checks += [{"check": "config.toml", "ok": False, "says": text} for text in settings.warnings]
     found = any(check["ok"] is False for check in checks)
     rows = [row._asdict() for row in settings.explain()]
