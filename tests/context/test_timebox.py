@@ -109,3 +109,68 @@ def test_many_threads_get_their_own_results() -> None:
     for thread in threads:
         thread.join()
     assert found == {n: n * n for n in range(60)}
+
+
+def test_calls_made_together_run_in_one_thread_in_their_order() -> None:
+    made: list[tuple[int, int]] = []
+
+    def note(n: int) -> int:
+        made.append((n, threading.get_ident()))
+        if n == 2:
+            raise ValueError("two")
+        return n * n
+
+    outcomes = TimeLimit(5).call_all([(f"n{n}", note, (n,)) for n in range(5)])
+    assert [n for n, _ in made] == [0, 1, 2, 3, 4] and len({thread for _, thread in made}) == 1
+    assert [outcome.result for outcome in outcomes] == [0, 1, None, 9, 16]
+    assert isinstance(outcomes[2].error, ValueError) and outcomes[1].error is None
+
+
+def test_one_that_hangs_among_others_is_left_behind_and_none_is_made_twice() -> None:
+    release, made = threading.Event(), []
+
+    def note(n: int) -> int:
+        made.append(n)
+        if n in (1, 3):
+            release.wait(20)
+        return n
+
+    limit = TimeLimit(0.02)
+    calls = [(f"n{n}", note, (n,)) for n in range(5)]
+    try:
+        outcomes = limit.call_all(calls)
+        assert [outcome.result for outcome in outcomes] == [0, None, 2, None, 4]
+        assert all(isinstance(outcomes[n].error, LateCall) for n in (1, 3)) and made == [0, 1, 2, 3, 4]
+        again = limit.call_all(calls)
+        assert "still hangs" in str(again[1].error) and made == [0, 1, 2, 3, 4, 0, 2, 4]
+    finally:
+        release.set()
+
+
+def test_each_call_has_the_whole_limit_to_itself() -> None:
+    limit = TimeLimit(0.4)
+    outcomes = limit.call_all([(f"n{n}", time.sleep, (0.15,)) for n in range(5)])  # 0.75 s in all
+    assert [outcome.error for outcome in outcomes] == [None] * 5
+
+
+def test_what_stands_behind_an_interrupted_call_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, begun, made = threading.Event(), threading.Event(), []
+    limit = TimeLimit(5)
+    wait = threading.Event.wait
+
+    def first() -> None:
+        begun.set()
+        wait(release, 20)
+
+    def interrupted(self: threading.Event, timeout: float | None = None) -> bool:
+        wait(begun, 20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Event, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        limit.call_all([("first", first, ()), ("second", made.append, (2,))])
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    hung = limit._hung["first"]
+    release.set()
+    assert hung.wait(5) and limit.call("second", lambda: "fresh") == "fresh"
+    assert made == []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rune.context.blocks import ContributionBlock, Entry, is_empty, make_entry
-from rune.context.timebox import TimeLimit
+from rune.context.timebox import Outcome, TimeLimit
 from rune.errors import InvalidInput
 from rune.kernels import digest
 from rune.messages import compact_json
@@ -120,9 +120,11 @@ def collect(
     """
     collected = Collected()
     system: list[tuple[Registration, str]] = []
-    for registration in registrations:
+    for registration, outcome in _asked(registrations, task, session, limit):
         try:
-            block = _ask(registration, task, session, limit)
+            if outcome.error is not None:
+                raise outcome.error
+            block = _checked(registration, outcome.result)
             if block is None:
                 continue
             if block.extra:
@@ -142,12 +144,32 @@ def collect(
     return collected
 
 
-def _ask(registration: Registration, task: Any, session: Any, limit: TimeLimit) -> ContributionBlock | None:
-    block: Any
-    if registration.inline:
-        block = registration.contributor(task, session)
-    else:
-        block = limit.call(registration.name, registration.contributor, task, session)
+def _asked(
+    registrations: Iterable[Registration], task: Any, session: Any, limit: TimeLimit
+) -> Iterator[tuple[Registration, Outcome]]:
+    """What each contributor gave, in order. Those with a time limit that stand beside one another are called together."""
+    together: list[Registration] = []
+
+    def limited() -> Iterator[tuple[Registration, Outcome]]:
+        if together:
+            outcomes = limit.call_all([(r.name, r.contributor, (task, session)) for r in together])
+            yield from zip(together, outcomes, strict=True)
+            together.clear()
+
+    for registration in registrations:
+        if not registration.inline:
+            together.append(registration)
+            continue
+        yield from limited()
+        try:
+            outcome = Outcome(registration.contributor(task, session))
+        except BaseException as exc:  # judged by the caller, like those of the others
+            outcome = Outcome(error=exc)
+        yield registration, outcome
+    yield from limited()
+
+
+def _checked(registration: Registration, block: Any) -> ContributionBlock | None:
     if isinstance(block, str):
         block = ContributionBlock(content=block)
     if block is not None and not isinstance(block, ContributionBlock):
