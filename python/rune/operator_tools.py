@@ -158,7 +158,7 @@ def tool_rows(settings: Settings) -> list[dict[str, Any]]:
         if name not in known:
             why = _LACKING[one.needs]
         elif name not in offered and settings.tools is None:
-            why = "it is off by default"
+            why = "it comes in where not all are shown" if name == FINDER else "it is off by default"
         module = str(getattr(one.function, "__module__", ""))
         rows.append(
             {

@@ -19,6 +19,8 @@ def test_the_list_says_what_is_offered_and_why_not(rune: Rune) -> None:
     assert rows["write_file"]["approval"] and not rows["write_file"]["approved"]
     assert rows["http_get"]["why_not"] == "unless RUNE_HTTP_GET=1"
     assert rows["relate"]["why_not"] == "it is off by default"
+    shown = rune("tools", "show", "write_file").stdout
+    assert "asks first" in shown
     assert all(row["from"] == "rune" and 50 < row["tokens"] < 160 and row["timeout_s"] > 0 for row in rows.values())
     table = rune("tools", "list", COLUMNS="200")
     assert table.returncode == 0 and table.stderr == ""
@@ -69,7 +71,7 @@ def test_the_doctor_says_what_of_the_tools_cannot_be_meant(rune: Rune, tmp_path:
         return [(c["check"], c["ok"], c["says"]) for c in found if c["check"].startswith("tools")]
 
     (well,) = checks(RUNE_WORKSPACE=str(tmp_path), RUNE_AUTO_APPROVE="write_file")
-    assert well == ("tools", True, f"6 of 11 are offered, in {tmp_path}; without asking: write_file")
+    assert well == ("tools", True, f"8 of 11 are offered, in {tmp_path}; without asking: write_file")
     (gone,) = checks(RUNE_WORKSPACE=str(tmp_path / "absent"))
     assert gone[1] is False and "is no folder" in gone[2]
     install(tmp_path / "p", "bad-tools", {"bad": "bad_of_rune"}, bad_of_rune="raise ValueError('no luck')")

@@ -33,7 +33,7 @@ def list_tools(as_json: bool) -> int:
     for column in ("tool", "offered", "tokens", "from", "what it does"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        offered = "yes" if row["offered"] else f"no: {row['why_not']}"
+        offered = _offered(row)
         cells = (row["name"], offered, str(row["tokens"]), row["from"], row["description"])
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console().print(table)
@@ -55,7 +55,7 @@ def show(name: str, as_json: bool) -> int:
         print_json(row)
         return EXIT_DONE
     table = Table(box=None, pad_edge=False, show_header=False)
-    offered = "yes" if row["offered"] else f"no: {row['why_not']}"
+    offered = _offered(row)
     approval = "no" if not row["approval"] else "yes" if not row["approved"] else "given by RUNE_AUTO_APPROVE"
     for what, value in (
         ("tool", row["name"]),
@@ -70,6 +70,12 @@ def show(name: str, as_json: bool) -> int:
     console().print(table)
     click.echo(printable(json.dumps(row["schema"], indent=2, ensure_ascii=False)))
     return EXIT_DONE
+
+
+def _offered(row: dict[str, Any]) -> str:
+    if not row["offered"]:
+        return f"no: {row['why_not']}"
+    return "asks first" if row["approval"] and not row["approved"] else "yes"
 
 
 def _rows() -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
