@@ -35,7 +35,7 @@ _KERNEL_USERS = (
 def use_kernels(kernels: ModuleType, patch: pytest.MonkeyPatch) -> None:
     """Puts one backend's functions under everything that the broker stands on."""
     for module in _KERNEL_USERS:
-        for name in ("admit", "digest", "get_estimator", "Ledger", "ESTIMATOR_NAMES"):
+        for name in ("admit", "digest", "get_estimator", "Ledger", "Turns", "ESTIMATOR_NAMES"):
             if name in vars(module):
                 patch.setattr(module, name, getattr(kernels, name))
 

@@ -21,6 +21,7 @@ variant (arguments as an object, ``tool_name``, ``images``, ``thinking``) and th
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -33,12 +34,14 @@ __all__ = [
     "calls_json",
     "canonical_json",
     "compact_json",
+    "copy_message",
     "image_count",
     "incomplete_reason",
     "is_complete",
     "measured_text",
     "normalise",
     "normalise_one",
+    "parsed_arguments",
     "split_system",
     "split_turns",
     "without_thinking",
@@ -50,6 +53,7 @@ IMAGE_TOKENS = 768
 """Flat cost of one image in tokens; its base64 is never counted as text."""
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
+_DECODE = json.JSONDecoder().decode
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -83,6 +87,15 @@ def without_thinking(message: Message) -> Message:
     return {k: v for k, v in message.items() if k != "thinking"}
 
 
+def copy_message(message: Message) -> Message:
+    """A copy that shares nothing that can change with the original."""
+    copied = dict(message)
+    for key in ("tool_calls", "images"):
+        if key in copied:
+            copied[key] = copy.deepcopy(copied[key])
+    return copied
+
+
 def canonical_json(messages: Iterable[Message]) -> str:
     """The text that stands for a block of normal messages when it is hashed: compact JSON, thinking left out."""
     return _ENCODE([without_thinking(m) for m in messages])
@@ -102,7 +115,7 @@ def normalise(messages: Iterable[Any], *, keep_thinking: bool = True) -> list[Me
     legacy_id: str | None = None
     for position, given in enumerate(messages):
         message = normalise_one(given, position=position, keep_thinking=keep_thinking)
-        if isinstance(given.get("function_call"), Mapping):
+        if isinstance(given.get("function_call"), Mapping) and "tool_calls" in message:
             legacy_id = f"call_{position}"
             message["tool_calls"][0] = {"id": legacy_id, **message["tool_calls"][0]}
         elif given.get("role") == "function" and legacy_id is not None:
@@ -201,17 +214,17 @@ def _tool_calls(given: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise InvalidInput(f"{where} has a tool call without a function name")
-        out.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
+        out.append({**call, "function": {**function, "arguments": parsed_arguments(function.get("arguments"))}})
     return out
 
 
-def _arguments(value: Any) -> Any:
+def parsed_arguments(value: Any) -> Any:
     """Arguments as an object; text that is no JSON object stays text, so that nothing is lost."""
     if value is None or value == "":
         return {}
     if isinstance(value, str):
         try:
-            parsed = json.loads(value)
+            parsed = _DECODE(value)
         except ValueError:
             return value
         return parsed if isinstance(parsed, dict) else value

@@ -11,10 +11,10 @@ from typing import Any
 
 from rune.context.blocks import PART_SEPARATOR, ContributionBlock, Entry
 from rune.context.layout import SEPARATOR, Section, Spans, join
-from rune.context.turns import Turn, copy_message, message_tokens
+from rune.context.turns import Turn, message_tokens
 from rune.errors import InvalidInput
 from rune.kernels import ESTIMATOR_NAMES, EstimatorLike, digest, get_estimator
-from rune.messages import IMAGE_TOKENS, Message, canonical_json, normalise
+from rune.messages import IMAGE_TOKENS, Message, canonical_json, copy_message, normalise
 
 __all__ = ["AttentionCapsule", "CapsuleBlock", "ContributionBlock"]
 

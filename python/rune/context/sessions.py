@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rune.context.conversation import Conversation
+from rune.context.session_index import SessionIndex
 from rune.errors import InvalidInput, StorageError
 from rune.messages import Message, compact_json, normalise, normalise_one
 from rune.paths import check_session_id, session_path, sessions_dir
@@ -214,6 +215,7 @@ def delete_session(id: str, home: Path | str | None = None) -> None:
         raise StorageError(f"session {id!r} could not be deleted: {exc}") from exc
     for lock in (".lock", ".turns.lock"):
         path.with_name(path.name + lock).unlink(missing_ok=True)
+    SessionIndex.remove_all(path)
 
 
 def export_lines(conversation: Conversation) -> Iterator[str]:

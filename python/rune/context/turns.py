@@ -5,7 +5,6 @@ A turn never changes once made, so what is measured of it is measured once and k
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -16,22 +15,14 @@ from rune.messages import (
     Message,
     calls_json,
     canonical_json,
+    copy_message,
     image_count,
     incomplete_reason,
     measured_text,
     normalise,
 )
 
-__all__ = ["Turn", "copy_message", "measured_items", "message_tokens"]
-
-
-def copy_message(message: Message) -> Message:
-    """A copy that shares nothing that can change with the original."""
-    copied = dict(message)
-    for key in ("tool_calls", "images"):
-        if key in copied:
-            copied[key] = copy.deepcopy(copied[key])
-    return copied
+__all__ = ["Turn", "measured_items", "message_tokens"]
 
 
 def measured_items(messages: Iterable[Message]) -> list[str | int]:
@@ -77,6 +68,27 @@ class Turn(Sequence[Message]):
         self.number = number
         self.time = time
         self.chain = chain
+
+    @classmethod
+    def of_normal(
+        cls,
+        messages: tuple[Message, ...],
+        *,
+        incomplete: str,
+        number: int,
+        time: str,
+        chain: str,
+        tokens: dict[str, int],
+    ) -> Turn:
+        """A turn of messages that are in normal form and belong to nobody else, with what is known of it."""
+        turn = cls.__new__(cls)
+        turn._messages = messages
+        turn._tokens = tokens
+        turn.incomplete = incomplete
+        turn.number = number
+        turn.time = time
+        turn.chain = chain
+        return turn
 
     @property
     def complete(self) -> bool:

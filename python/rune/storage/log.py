@@ -17,7 +17,7 @@ from typing import Any
 from rune.errors import InvalidInput, StorageError
 from rune.paths import private_dir
 from rune.storage.file_lock import FileLock
-from rune.storage.log_reader import numbered, read_newest_first, read_oldest_first
+from rune.storage.log_reader import numbered, read_from, read_newest_first, read_oldest_first
 from rune.storage.rows import Row, encode_row
 
 __all__ = ["BACKUPS", "MAX_BYTES", "DurableLog"]
@@ -81,8 +81,8 @@ class DurableLog:
 
     # Writing
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row; it is whole in the file when this returns.
+    def append(self, row: Mapping[str, Any]) -> tuple[int, int]:
+        """Adds a row; it is whole in the file when this returns. Gives the bytes where its line begins and ends.
 
         Raises:
             InvalidInput: the row is not JSON.
@@ -90,17 +90,19 @@ class DurableLog:
         """
         line = encode_row(row) + b"\n"
         try:
-            self._append(line)
+            end = self._append(line)
         except FileNotFoundError:  # the folder: not made yet, or removed meanwhile
             private_dir(self.path.parent)
             try:
-                self._append(line)
+                end = self._append(line)
             except OSError as exc:
                 raise self._error(exc) from exc
         except OSError as exc:
             raise self._error(exc) from exc
+        return end - len(line), end - 1
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: bytes) -> int:
+        """Adds a line and returns the size of the file after it."""
         with self._lock:
             try:
                 size = self._open_current()
@@ -110,6 +112,7 @@ class DurableLog:
                 if size != self._whole and size > 0 and not self._ends_with_newline(size):
                     line = b"\n" + line
                 self._write(line, size)
+                return self._whole
             finally:
                 if not self._keep_open:
                     self._close_file()
@@ -209,6 +212,21 @@ class DurableLog:
         reader = read_newest_first if newest_first else read_oldest_first
         return self._counted(reader(self.path))
 
+    def read_from(self, offset: int) -> Iterator[tuple[int, int, Row]]:
+        """The rows of a log that never rotates from the line at ``offset`` (bytes) on, each with where it begins and ends.
+
+        Raises StorageError as ``read``.
+        """
+        self.skipped = 0
+        try:
+            for start, end, row in read_from(self.path, offset):
+                if row is None:
+                    self.skipped += 1
+                else:
+                    yield start, end, row
+        except OSError as exc:
+            raise self._unreadable(exc) from exc
+
     def _counted(self, rows: Iterator[Row | None]) -> Iterator[Row]:
         try:
             for row in rows:
@@ -217,9 +235,10 @@ class DurableLog:
                 else:
                     yield row
         except OSError as exc:
-            raise StorageError(
-                f"{self._name} cannot be read: {exc.strerror or exc}. Check its owner and its rights"
-            ) from exc
+            raise self._unreadable(exc) from exc
+
+    def _unreadable(self, exc: OSError) -> StorageError:
+        return StorageError(f"{self._name} cannot be read: {exc.strerror or exc}. Check its owner and its rights")
 
     def tail(self, n: int) -> list[Row]:
         """The last ``n`` rows, the oldest of them first; reads no more of the files than they take."""

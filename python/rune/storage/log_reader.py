@@ -19,7 +19,7 @@ from rune.storage.rows import Row, decode_row
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["numbered", "read_newest_first", "read_oldest_first"]
+__all__ = ["numbered", "read_from", "read_newest_first", "read_oldest_first"]
 
 _CHUNK = 1 << 18
 _TRIES, _PAUSE_S = 200, 0.005
@@ -44,8 +44,16 @@ def read_oldest_first(path: Path) -> Iterator[Row | None]:
         for file in files:
             stack.callback(file.close)
         for file in reversed(files):
-            yield from _forwards(file, path)
+            yield from (row for _, _, row in _forwards(file, path))
             file.close()
+
+
+def read_from(path: Path, offset: int) -> Iterator[tuple[int, int, Row | None]]:
+    """Every row of a log that is never rotated, from ``offset`` on, with the bytes where its line begins and ends."""
+    file = _open(path)
+    if file is not None:
+        with file:
+            yield from _forwards(file, path, offset)
 
 
 def read_newest_first(path: Path) -> Iterator[Row | None]:
@@ -112,9 +120,10 @@ def _open(path: Path) -> BinaryIO | None:
     return open(fd, "rb", buffering=0)  # closed by the readers
 
 
-def _forwards(file: BinaryIO, path: Path) -> Iterator[Row | None]:
+def _forwards(file: BinaryIO, path: Path, start: int = 0) -> Iterator[tuple[int, int, Row | None]]:
+    """Rows from the line that begins at ``start``, with where each begins and ends."""
     pieces: list[bytes] = []
-    start = 0  # of the line in the pieces
+    file.seek(start)
     while chunk := file.read(_CHUNK):
         lines = chunk.split(b"\n")
         for line in lines[:-1]:
@@ -122,12 +131,15 @@ def _forwards(file: BinaryIO, path: Path) -> Iterator[Row | None]:
                 pieces.append(line)
                 line = b"".join(pieces)
                 pieces.clear()
-            yield from _row(line)
+            for row in _row(line):
+                yield start, start + len(line), row
             start += len(line) + 1
         if lines[-1]:
             pieces.append(lines[-1])
     if pieces:
-        yield from _last_row(file, start, b"".join(pieces), path)
+        line = b"".join(pieces)
+        for row in _last_row(file, start, line, path):
+            yield start, start + len(line), row
 
 
 def _backwards(file: BinaryIO, path: Path) -> Iterator[Row | None]:

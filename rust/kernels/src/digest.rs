@@ -12,19 +12,30 @@ pub fn digest(text: &[u8]) -> Digest {
 
 /// Covers all that came before, and one digest more: the digest of both in hex, one behind the other.
 pub fn chain(before: Option<&Digest>, own: &Digest) -> Digest {
-    let mut text = before.map(hex).unwrap_or_default();
-    text.push_str(&hex(own));
-    digest(text.as_bytes())
+    let mut text = [0; 128];
+    let (first, second) = text.split_at_mut(64);
+    let Some(before) = before else {
+        write_hex(own, first);
+        return digest(first);
+    };
+    write_hex(before, first);
+    write_hex(own, second);
+    digest(&text)
 }
 
 /// 64 lower-case hex digits.
 pub fn hex(digest: &Digest) -> String {
+    let mut text = [0; 64];
+    write_hex(digest, &mut text);
+    text.iter().map(|&digit| char::from(digit)).collect()
+}
+
+fn write_hex(digest: &Digest, text: &mut [u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    digest
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|nibble| char::from(DIGITS[usize::from(nibble)]))
-        .collect()
+    for (byte, pair) in digest.iter().zip(text.chunks_exact_mut(2)) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
+    }
 }
 
 /// The digest that 64 lower-case hex digits stand for.

@@ -63,11 +63,11 @@ pub struct Ledger<T> {
 }
 
 impl Column {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { sizes: Vec::new(), sums: vec![0], parts: Vec::new() }
     }
 
-    fn push(&mut self, (size, parts): Size) {
+    pub(crate) fn push(&mut self, (size, parts): Size) {
         self.sums.push(self.total() + i128::from(size));
         self.sizes.push(size);
         self.parts.push(parts);

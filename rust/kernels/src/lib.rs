@@ -9,5 +9,8 @@ pub mod block_json;
 pub mod digest;
 pub mod estimate;
 pub mod estimate_script;
+pub mod json;
 pub mod ledger;
 mod script_table;
+pub mod turn_record;
+pub mod turns;

@@ -37,15 +37,32 @@ pub(crate) struct Items<'py> {
 
 impl<'py> Items<'py> {
     pub(crate) fn of_one(values: &Any<'py>) -> PyResult<Self> {
-        let mut found = Self { items: Vec::new(), ends: Vec::new() };
+        let mut found = Self::new();
         found.read(values, "texts")?;
         Ok(found)
     }
 
     pub(crate) fn of_many(entries: &Any<'py>) -> PyResult<Self> {
-        let mut found = Self { items: Vec::new(), ends: Vec::new() };
+        let mut found = Self::new();
         list(entries, "texts", |i, values| found.read(&values, format_args!("texts[{i}]")))?;
         Ok(found)
+    }
+
+    pub(crate) fn new() -> Self {
+        Self { items: Vec::new(), ends: Vec::new() }
+    }
+
+    pub(crate) fn push_text(&mut self, text: Text<'py>) {
+        self.items.push(Item::Text(text));
+    }
+
+    pub(crate) fn push_fixed(&mut self, cost: i64) {
+        self.items.push(Item::Fixed(cost));
+    }
+
+    /// Ends an entry.
+    pub(crate) fn end(&mut self) {
+        self.ends.push(self.items.len());
     }
 
     fn read(&mut self, values: &Any<'py>, what: impl Display + Copy) -> PyResult<()> {
@@ -60,7 +77,7 @@ impl<'py> Items<'py> {
             });
             Ok(())
         })?;
-        self.ends.push(self.items.len());
+        self.end();
         Ok(())
     }
 
@@ -138,9 +155,9 @@ impl Counter {
 }
 
 impl<'py> Item<'py> {
-    fn text(&self) -> Option<Text<'py>> {
+    fn text(&self) -> Option<&Text<'py>> {
         match self {
-            Self::Text(text) => Some(text.clone()),
+            Self::Text(text) => Some(text),
             Self::Fixed(_) => None,
         }
     }

@@ -2,8 +2,12 @@
 
 mod columns;
 mod convert;
+mod drafts;
 mod ledger;
+mod plain;
+mod turns;
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
@@ -72,12 +76,13 @@ fn find_estimator(name: &convert::Text<'_>, vocab_size: Option<i64>) -> PyResult
 }
 
 /// Tokens of each text. Where only the length counts, Python knows it and no text is looked at.
-fn measure(estimator: estimate::Estimator, texts: &[convert::Text<'_>]) -> PyResult<Vec<i64>> {
-    let Some(first) = texts.first() else { return Ok(Vec::new()) };
+fn measure<'py>(estimator: estimate::Estimator, texts: &[impl Borrow<convert::Text<'py>>]) -> PyResult<Vec<i64>> {
+    let texts = || texts.iter().map(Borrow::borrow);
+    let Some(first) = texts().next() else { return Ok(Vec::new()) };
     if estimator.by_length(0).is_some() {
-        return texts.iter().map(|text| Ok(estimator.by_length(text.len()?).unwrap_or(0))).collect();
+        return texts().map(|text| Ok(estimator.by_length(text.len()?).unwrap_or(0))).collect();
     }
-    let bytes = texts.iter().map(utf8).collect::<PyResult<Vec<_>>>()?;
+    let bytes = texts().map(utf8).collect::<PyResult<Vec<_>>>()?;
     Ok(first.py().detach(|| bytes.iter().map(|text| estimator.by_text(text)).collect()))
 }
 
@@ -138,7 +143,7 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
-    use super::{Admission, Estimator, ledger::Ledger};
+    use super::{Admission, Estimator, ledger::Ledger, turns::Turns};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

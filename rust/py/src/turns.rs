@@ -1,0 +1,266 @@
+//! `rune._native.Turns`: the kernel's turns behind a lock, their messages kept as Python texts.
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt as _;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+use rune_kernels::digest::{Digest, from_hex, hex};
+use rune_kernels::ledger::Division;
+use rune_kernels::turn_record::{self, Record};
+use rune_kernels::turns::{self, Measured, Part, canonical_digest, fault};
+
+use crate::DETACH_FROM;
+use crate::columns::{Counter, Items};
+use crate::convert::{Any, Given, Text, entry, number, refuse, text};
+use crate::drafts::{Draft, Drafts, Message};
+
+/// The messages of a turn, or where its row stands in a file.
+enum Kept {
+    Here(Arc<[Message]>),
+    Away(u64, u64),
+}
+
+/// From this many bytes for each, hashing is split over cores, of which there are at most so many.
+const SPLIT_FROM: usize = 1 << 20;
+const CORES_MAX: usize = 4;
+
+type Kernel = turns::Turns<Kept>;
+
+/// The turns of a conversation.
+#[pyclass(frozen, module = "rune._native")]
+pub(crate) struct Turns {
+    counter: Arc<Counter>,
+    rules: Py<PyAny>,
+    image_tokens: i64,
+    kernel: Mutex<Kernel>,
+}
+
+impl Turns {
+    /// No Python code may run under the lock: it might come back for it.
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Kernel> {
+        self.kernel.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The index of a turn, or one past the last with `more`.
+    fn number(&self, i: &Any<'_>, more: usize) -> PyResult<usize> {
+        let at = number(i, "index")?;
+        entry(at, self.lock(i.py()).len() + more)
+    }
+
+    /// What each turn of the drafts measures.
+    fn measured(&self, py: Python<'_>, drafts: &Drafts<'_>) -> PyResult<Vec<Measured>> {
+        let mut faults = Vec::with_capacity(drafts.ends.len());
+        let (mut items, mut spoken) = (Items::new(), Vec::new());
+        for turn in drafts.turns() {
+            spoken.clear();
+            for (at, draft) in turn.iter().enumerate() {
+                spoken.push(draft.spoken(at + 1 == turn.len())?);
+            }
+            let found = fault(&spoken);
+            if found.is_none() {
+                for draft in turn {
+                    let (text, images) = draft.measured()?;
+                    items.push_text(text);
+                    if images > 0 {
+                        items.push_fixed(self.image_tokens * i64::try_from(images)?);
+                    }
+                }
+            }
+            items.end();
+            faults.push(found);
+        }
+        let whole: Division = None;
+        let sizes = self.counter.sizes(py, &items, faults.iter().map(|_| &whole))?;
+        let of_one = |((digest, fault), (tokens, _))| Measured { tokens, digest, fault };
+        Ok(digests(py, drafts)?.into_iter().zip(faults).zip(sizes).map(of_one).collect())
+    }
+}
+
+/// The digest of each turn; without the interpreter, and on several cores, when there is much to hash.
+fn digests(py: Python<'_>, drafts: &Drafts<'_>) -> PyResult<Vec<Digest>> {
+    let contents = drafts.messages.iter().map(Draft::bytes).collect::<PyResult<Vec<Cow<'_, [u8]>>>>()?;
+    let parts: Vec<_> = drafts.messages.iter().zip(&contents).map(|(draft, content)| draft.part(content)).collect();
+    let size: usize = contents.iter().map(|content| content.len()).sum();
+    let ends = drafts.ends.as_slice();
+    if size < DETACH_FROM {
+        return Ok(digests_of(ends, 0, &parts));
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(size / SPLIT_FROM).clamp(1, CORES_MAX);
+    let share = ends.len().div_ceil(cores).max(1);
+    let mut start = 0;
+    let shares: Vec<_> =
+        ends.chunks(share).map(|ends| (std::mem::replace(&mut start, ends[ends.len() - 1]), ends)).collect();
+    let parts = parts.as_slice();
+    Ok(py.detach(|| {
+        std::thread::scope(|scope| {
+            let begun: Vec<_> =
+                shares.iter().map(|&(start, ends)| scope.spawn(move || digests_of(ends, start, parts))).collect();
+            begun
+                .into_iter()
+                .flat_map(|share| share.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        })
+    }))
+}
+
+/// The digests of turns that begin at `start` and have these ends.
+fn digests_of(ends: &[usize], mut start: usize, parts: &[Part<'_>]) -> Vec<Digest> {
+    let mut buffer = Vec::new();
+    ends.iter().map(|&end| canonical_digest(&parts[std::mem::replace(&mut start, end)..end], &mut buffer)).collect()
+}
+
+#[pymethods]
+impl Turns {
+    #[new]
+    fn new(estimator: &Any<'_>, rules: &Any<'_>) -> PyResult<Self> {
+        let counter = Counter::new(estimator)?;
+        let image_tokens = rules.getattr("IMAGE_TOKENS")?.extract()?;
+        Ok(Self { counter, rules: rules.clone().unbind(), image_tokens, kernel: Mutex::default() })
+    }
+
+    fn append<'py>(&self, py: Python<'py>, messages: &Any<'py>) -> PyResult<(usize, Vec<Text<'py>>)> {
+        let mut drafts = Drafts::read(messages, self.rules.bind(py))?;
+        let measured = self.measured(py, &drafts)?;
+        let system = std::mem::take(&mut drafts.system);
+        let kept: Vec<_> = drafts.into_kept().map(|turn| Kept::Here(turn.into())).collect();
+        let mut kernel = self.lock(py);
+        let first = kernel.len();
+        for (kept, measured) in kept.into_iter().zip(measured) {
+            kernel.push(kept, measured, None);
+        }
+        Ok((first, system))
+    }
+
+    #[pyo3(signature = (messages, chain=Given::Nothing))]
+    fn adopt<'py>(&self, py: Python<'py>, messages: &Any<'py>, chain: Given<'py>) -> PyResult<bool> {
+        let written = chain.read(|chain| text(chain, "chain"))?;
+        let written = written.as_ref().map(|chain| chain.to_str().unwrap_or("?")).unwrap_or_default();
+        let drafts = Drafts::read_one(messages, self.rules.bind(py))?;
+        let measured = self.measured(py, &drafts)?.into_iter().next();
+        let kept = drafts.into_kept().next();
+        let (Some(measured), Some(kept)) = (measured, kept) else { return refuse("a turn has messages".into()) };
+        let mut kernel = self.lock(py);
+        let next = kernel.next_chain(&measured.digest);
+        let written = if written.is_empty() { Some(next) } else { from_hex(written.as_bytes()) };
+        kernel.push(Kept::Here(kept.into()), measured, written);
+        Ok(written == Some(next))
+    }
+
+    fn restore<'py>(&self, py: Python<'py>, records: &Bound<'py, PyBytes>) -> PyResult<Vec<(u64, u64)>> {
+        let (records, rest) = records.as_bytes().as_chunks::<{ turn_record::SIZE }>();
+        let found = py.detach(|| records.iter().map(turn_record::read).collect::<Option<Vec<Record>>>());
+        let Some(found) = found.filter(|_| rest.is_empty()) else {
+            return refuse("the records are damaged".into());
+        };
+        let mut others = Vec::new();
+        let mut kernel = self.lock(py);
+        for Record { span, turn } in found {
+            match turn {
+                Some((measured, chain)) => drop(kernel.push(Kept::Away(span.0, span.1), measured, Some(chain))),
+                None => others.push(span),
+            }
+        }
+        Ok(others)
+    }
+
+    fn span(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<Option<(u64, u64)>> {
+        let i = self.number(i, 0)?;
+        Ok(match self.lock(py).kept(i) {
+            Kept::Away(start, end) => Some((*start, *end)),
+            Kept::Here(_) => None,
+        })
+    }
+
+    fn fill<'py>(&self, py: Python<'py>, i: &Any<'py>, messages: &Any<'py>) -> PyResult<bool> {
+        let i = self.number(i, 0)?;
+        let drafts = Drafts::read_one(messages, self.rules.bind(py))?;
+        let found = digests(py, &drafts)?;
+        let Some(kept) = drafts.into_kept().next() else { return Ok(false) };
+        let kept = Kept::Here(kept.into());
+        let mut kernel = self.lock(py);
+        if found.first() != Some(kernel.digest(i)) {
+            return Ok(false);
+        }
+        let old = std::mem::replace(kernel.kept_mut(i), kept);
+        drop(kernel); // what was there before may be Python's
+        drop(old);
+        Ok(true)
+    }
+
+    fn messages<'py>(&self, py: Python<'py>, i: &Any<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let i = self.number(i, 0)?;
+        let kept = match self.lock(py).kept(i) {
+            Kept::Here(kept) => Arc::clone(kept),
+            Kept::Away(..) => return Ok(None),
+        };
+        let dicts = kept.iter().map(|message| message.to_dict(py)).collect::<PyResult<Vec<_>>>()?;
+        PyTuple::new(py, dicts).map(Some)
+    }
+
+    fn window<'py>(&self, py: Python<'py>, start: &Any<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
+        let start = self.number(start, 1)?;
+        let here = |kept: &Kept| match kept {
+            Kept::Here(kept) => Some(Arc::clone(kept)),
+            Kept::Away(..) => None,
+        };
+        let Some(turns) = self.lock(py).offered(start).map(here).collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let each = turns.iter().flat_map(|turn| turn.iter());
+        let dicts = each.map(|message| message.to_dict(py)).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, dicts).map(Some)
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        self.lock(py).len()
+    }
+
+    #[getter]
+    fn key(&self) -> &str {
+        &self.counter.key
+    }
+
+    fn reason(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<&'static str> {
+        let i = self.number(i, 0)?;
+        Ok(self.lock(py).fault(i).map_or("", turns::Fault::as_str))
+    }
+
+    fn tokens(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<i64> {
+        let i = self.number(i, 0)?;
+        Ok(self.lock(py).column().size(i))
+    }
+
+    fn digest(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<String> {
+        let i = self.number(i, 0)?;
+        Ok(hex(self.lock(py).digest(i)))
+    }
+
+    fn chain(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<String> {
+        let i = self.number(i, 0)?;
+        Ok(hex(self.lock(py).chain(i)))
+    }
+
+    fn total(&self, py: Python<'_>) -> i128 {
+        self.lock(py).column().total()
+    }
+
+    fn prefix(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<i128> {
+        let i = self.number(i, 1)?;
+        Ok(self.lock(py).column().prefix(i))
+    }
+
+    fn newest_fitting(&self, py: Python<'_>, budget: &Any<'_>) -> PyResult<usize> {
+        let budget = number(budget, "budget")?;
+        Ok(self.lock(py).column().newest_fitting(budget))
+    }
+
+    #[pyo3(signature = (complete=true))]
+    fn count(&self, py: Python<'_>, complete: bool) -> usize {
+        self.lock(py).numbers(complete).len()
+    }
+
+    #[pyo3(signature = (start, complete=true))]
+    fn numbers(&self, py: Python<'_>, start: usize, complete: bool) -> Vec<usize> {
+        self.lock(py).numbers(complete).get(start..).unwrap_or_default().to_vec()
+    }
+}
