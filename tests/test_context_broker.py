@@ -847,6 +847,18 @@ def test_the_capsule_survives_json_with_token_count_ledger_and_exact_messages() 
     assert again.block("user").tokens == 10
 
 
+@pytest.mark.parametrize("vocabulary", [None, 30_000, 200_000])
+@pytest.mark.parametrize("estimator", ["chars4", "script"])
+def test_a_capsule_of_every_measure_survives(estimator: str, vocabulary: int | None) -> None:
+    broker = ContextBroker(lambda model: 8192, estimator=estimator, vocab_size=lambda model: vocabulary)
+    capsule, _ = with_user(broker).assemble("7391 你好世界", None, "m")
+    again = AttentionCapsule.from_dict(json.loads(json.dumps(capsule.to_dict())))
+    assert again.estimator.key == capsule.estimator.key and again.token_count == capsule.token_count
+    again.block("user").content = "7391 你好世界" * 2
+    capsule.block("user").content = "7391 你好世界" * 2
+    assert again.token_count == capsule.token_count
+
+
 def test_a_capsule_whose_content_was_changed_in_storage_is_refused() -> None:
     data = with_user(small_broker()).assemble("hello", None, "m")[0].to_dict()
     data["blocks"][0]["content"] = "You are Mallory."

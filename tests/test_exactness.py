@@ -40,7 +40,12 @@ def fail(number: int = 0) -> str:
     raise ToolError(f"no such thing {number}")
 
 
-TOOLS = {"look": make_tool(look), "fail": make_tool(fail)}
+def deploy(place: str = "production") -> str:
+    """Deploys."""
+    return f"deployed to {place}"
+
+
+TOOLS = {"look": make_tool(look), "fail": make_tool(fail), "deploy": make_tool(deploy, approval=True)}
 TIERS = {"small": "tiny:1b", "large": "big:70b"}
 
 
@@ -244,15 +249,21 @@ def check_row(row: dict[str, Any], received: list[Message]) -> None:
     )
 
 
+def operator_of(home: Path, way: Way, script: list[Any]) -> tuple[RuneOperator, Tiered]:
+    transport = Tiered(script, repeat=True)
+    transport.windows = {"scripted": way.windows[0], "tiny:1b": way.windows[0], "big:70b": way.windows[1]}
+    settings = Settings.load(home, env={}, workspace=str(home.parent), **way.settings)
+    return RuneOperator(
+        transport, None if "tiers" in way.settings else "scripted", home, settings, tools=TOOLS
+    ), transport
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_what_is_recorded_is_what_was_received_and_what_was_sent(
     name: str, home: Path, received: list[list[Message]]
 ) -> None:
     way = WAYS[name]
-    transport = Tiered(way.script, repeat=True)
-    transport.windows = {"scripted": way.windows[0], "tiny:1b": way.windows[0], "big:70b": way.windows[1]}
-    settings = Settings.load(home, env={}, workspace=str(home.parent), **way.settings)
-    operator = RuneOperator(transport, None if "tiers" in way.settings else "scripted", home, settings, tools=TOOLS)
+    operator, transport = operator_of(home, way, way.script)
     session = session_of(*way.history)
     response = operator.run(way.task(operator, session) if callable(way.task) else way.task, session)
     row = only_row(home)
@@ -268,3 +279,41 @@ def test_what_is_recorded_is_what_was_received_and_what_was_sent(
         assert sent.messages[: len(received[-1])] == received[-1]
         assert sent.model == row["model"]
     assert [message["role"] for message in own[0]].count("assistant") == last["first_call"]
+
+
+DEPLOY = calls(("deploy", {}))
+PENDING = {
+    "a plain turn": Way([calls(("look", {})), DEPLOY]),
+    "the safety note": Way([DEPLOY], "Deploy it to production, then delete the old backups"),
+    "a readmission by script": Way([refusal(), DEPLOY], windows=(8192, 8192), history=LONG_HISTORY),
+    "an escalation": Way([refusal(), DEPLOY], windows=(8192, 32768), settings={"tiers": TIERS}),
+    "an escalation on failing tools": Way(
+        [*(calls(("fail", {"number": n})) for n in range(3)), DEPLOY], settings={"tiers": TIERS}
+    ),
+}
+
+
+@pytest.mark.parametrize("decision", ["approve", "deny"])
+@pytest.mark.parametrize("name", PENDING)
+def test_a_turn_that_waited_for_an_approval_goes_on_with_the_very_same_context(
+    name: str, decision: Any, home: Path, received: list[list[Message]]
+) -> None:
+    way = PENDING[name]
+    operator, before = operator_of(home, way, way.script)
+    pending = operator.run(way.task, session_of(*way.history))
+    assert pending.pending_state is not None, pending.error
+    check_row(pending.trace, received[-1])
+    assert pending.pending_state["messages"] == received[-1]
+    operator.close()
+    sticky.clear()
+    operator, after = operator_of(home, way, ["Done."])
+    response = operator.resume(pending.pending_state["id"], decision)
+    assert response.success and response.trace is not None
+    check_row(response.trace, received[-1])
+    assert received[-1] == received[-2]
+    assert response.trace["capsule_content_hashes"] == pending.trace["capsule_content_hashes"]
+    (sent,) = after.sent
+    assert sent.model == before.sent[-1].model == response.trace["model"]
+    assert sent.messages[: len(before.sent[-1].messages)] == before.sent[-1].messages
+    assert [message["role"] for message in sent.messages[len(before.sent[-1].messages) :]] == ["assistant", "tool"]
+    assert response.trace["routing_mode"] == pending.trace["routing_mode"]

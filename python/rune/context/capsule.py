@@ -343,9 +343,8 @@ class AttentionCapsule:
 
 
 def _estimator_of(key: str) -> EstimatorLike:
-    """The built-in estimator of a key such as ``chars4/1``."""
-    name = key.partition("/")[0]
-    if name in ESTIMATOR_NAMES:
+    """The built-in estimator of a key such as ``chars4/1`` or ``script-small/1``."""
+    for name in ESTIMATOR_NAMES:
         for vocabulary in (None, _LARGE_VOCABULARY):
             found = get_estimator(name, vocabulary)
             if found.key == key:
