@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -437,6 +438,36 @@ def test_a_session_is_not_compacted_while_a_turn_waits(home: Path, operator: Any
     assert try_it().event is None
     operator("Done.", compaction=False).resume(pending.run_id, "approve", session=session)
     assert try_it().event is not None
+
+
+def test_a_session_that_is_gone_or_another_one(home: Path, operator: Any) -> None:
+    session = Conversation("memory")
+    pending = operator(calls(DEPLOY)).run("Deploy it", session)
+    with pytest.raises(InvalidInput, match="of the session 'memory', not of 'other'"):
+        operator("No.").resume(pending.run_id, "approve", session=Conversation("other"))
+    with pytest.raises(InvalidInput, match="must be a Conversation"):
+        operator("No.").resume(pending.run_id, "approve", session="memory")
+    response = operator("Done.").resume(pending.run_id, "approve")
+    assert response.success and response.warnings == [
+        "the session 'memory' is not there, so the turn is not added to it"
+    ]
+
+
+def test_it_goes_on_in_an_event_loop(home: Path, operator: Any, shell: Shell) -> None:
+    async def turn() -> Any:
+        pending = await operator(calls(DEPLOY)).arun("Deploy it")
+        return await operator("Done.").aresume(pending.run_id, "approve")
+
+    assert asyncio.run(turn()).text == "Done." and len(shell.done) == 1
+
+
+def test_the_record_without_content_holds_no_word_of_it(home: Path, operator: Any) -> None:
+    pending = operator(calls(DEPLOY), trace="content-off").run("Deploy it")
+    operator("Done.", trace="content-off").resume(pending.run_id, "approve", {"place": "staging"})
+    pending = operator(calls(DEPLOY), trace="content-off").run("Deploy it")
+    operator("Done.", trace="content-off").resume(pending.run_id, "deny", reason="because of staging")
+    kept = json.dumps(rows(home))
+    assert len(rows(home)) == 4 and "staging" not in kept and "production" not in kept
 
 
 def test_a_conversation_in_memory_goes_on_where_it_is_given(home: Path, operator: Any) -> None:

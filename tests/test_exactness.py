@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from operator_helpers import facts_of, only_row
-from rune import Conversation, RuneOperator, Settings, TaskState
+from rune import Conversation, RuneOperator, Settings, TaskState, read_traces
 from rune.errors import BadReply, PromptRefused, ToolError
 from rune.inference_trace import verify_row
 from rune.kernels import digest, get_estimator
@@ -317,3 +317,28 @@ def test_a_turn_that_waited_for_an_approval_goes_on_with_the_very_same_context(
     assert sent.messages[: len(before.sent[-1].messages)] == before.sent[-1].messages
     assert [message["role"] for message in sent.messages[len(before.sent[-1].messages) :]] == ["assistant", "tool"]
     assert response.trace["routing_mode"] == pending.trace["routing_mode"]
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.script[-1] == "ok"])
+def test_along_every_way_a_turn_can_end_in_a_question_and_go_on(
+    name: str, home: Path, received: list[list[Message]]
+) -> None:
+    way = WAYS[name]
+    asking, before = operator_of(home, way, [*way.script[:-1], DEPLOY])
+    session = session_of(*way.history)
+    pending = asking.run(way.task(asking, session) if callable(way.task) else way.task, session)
+    assert pending.done_reason == "pending", pending.error
+    sticky.clear()  # a new process knows nothing
+    going_on, after = operator_of(home, way, ["Done."])
+    assert going_on.resume(pending.run_id, "approve", session=session).text == "Done."
+    asked, answered = read_traces(home)
+    check_row(asked, received[-2])
+    check_row(answered, received[-1])
+    assert received[-2] == received[-1] == pending.pending_state["messages"]
+    (sent,), last = after.sent, before.sent[-1]
+    assert sent.messages[: len(last.messages)] == last.messages
+    assert (sent.tools, sent.model) == (last.tools, last.model)
+    assert sent.options["num_ctx"] == last.options["num_ctx"]
+    for field in ("routing_reason", "capability_reason", "prompt_tokens_estimated", "input_budget"):
+        assert asked[field] == answered[field], field
+    assert asked["ext"].get("safety") == answered["ext"].get("safety")

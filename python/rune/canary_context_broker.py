@@ -276,11 +276,13 @@ def check_the_trace_admits_again_what_it_says() -> str:
 
 def check_the_capsule_survives_json() -> str:
     broker, _ = _broker(history=history(), user=user_text())
-    capsule, _ = broker.assemble("list \udcb2.txt", _session(2), "canary")
-    again = AttentionCapsule.from_dict(json.loads(json.dumps(capsule.to_dict())))
-    _expect(again.to_messages() == capsule.to_messages(), "other messages")
-    _expect(again.content_hashes() == capsule.content_hashes(), "other hashes")
-    return "same messages, same hashes"
+    first, _ = broker.assemble("list \udcb2.txt", _session(2), "canary")
+    for capsule in (first, broker.readmit(first, estimator="script")[0]):
+        again = AttentionCapsule.from_dict(json.loads(json.dumps(capsule.to_dict())))
+        _expect(again.to_messages() == capsule.to_messages(), "other messages")
+        _expect(again.content_hashes() == capsule.content_hashes(), "other hashes")
+        _expect(again.token_count == capsule.token_count, "other tokens")
+    return "same messages, same hashes, same tokens"
 
 
 def check_a_conversation_survives_being_opened_again() -> str:

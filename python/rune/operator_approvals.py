@@ -26,6 +26,8 @@ from rune.errors import (
     ToolError,
     TransportError,
 )
+from rune.operator_asked import checked_session
+from rune.operator_async import run_in_thread
 from rune.operator_run import Asked, OperatorResponse, Resumed, Run, now
 from rune.runtime.approvals import DECIDED, PENDING_VERSION, Decision, PendingRuns, expiry, not_as_written
 from rune.runtime.capability_authority import Capability, Selection
@@ -92,9 +94,12 @@ class ApprovalsOfOperator:
         state = self._pending.read(pending_id)
         decided = _decision(state, decision, arguments, reason)
         tools = self._tools_of(state, decided)
+        given = checked_session(session)
+        if given is not None and given.id != state["session"]:
+            raise InvalidInput(f"the turn is of the session {state['session']!r}, not of {given.id!r}")
         run = Run(
             task=_task(state),
-            session=session or self._session_of(state),
+            session=given or self._session_of(state),
             asked=_asked(state),
             on_event=on_event,
             cancel=cancel,
@@ -107,6 +112,8 @@ class ApprovalsOfOperator:
             result=_result(state),
             ext=dict(state["ext"]),
         )
+        if state["session"] and run.session is None:
+            run.warnings.append(f"the session {state['session']!r} is not there, so the turn is not added to it")
         _check_mark(run.session, state)
         if not Path(state["workspace"]).is_dir():
             raise ApprovalError(
@@ -126,6 +133,10 @@ class ApprovalsOfOperator:
             pass  # a server that tells nothing of its models can be asked all the same
         self._pending.claim(state["id"], state["sha256"])
         return self._turn(run)
+
+    async def aresume(self, pending_id: str, decision: Literal["approve", "deny"], **values: Any) -> OperatorResponse:
+        """``resume`` for an event loop, as ``arun`` is for ``run``; what is raised before the turn goes on is raised here."""
+        return await run_in_thread(self.resume, pending_id, decision, **values)
 
     def _tools_of(self, state: Mapping[str, Any], decision: Decision | None) -> dict[str, Tool]:
         """The tools of the turn, described to the model as they were. Raises ApprovalError where one is gone."""

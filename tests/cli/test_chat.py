@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import stat
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from playback import PlaybackServer, Step, json_answer, ndjson, reply_lines, unused_port
+from terminal import Terminal
 
 SHOW = {
     "model_info": {"general.architecture": "llama", "llama.context_length": 8192, "llama.vocab_size": 49152},
@@ -172,47 +168,6 @@ def test_no_engine_is_one_line(env: dict[str, str]) -> None:
     done = talk(env | {"OLLAMA_HOST": f"http://127.0.0.1:{unused_port()}"}, "Hello")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-
-
-class Terminal:
-    """A process in a terminal of its own."""
-
-    def __init__(self, args: list[str], env: dict[str, str]) -> None:
-        self.fd, inside = pty.openpty()
-
-        def take_terminal() -> None:
-            os.setsid()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        self.process = subprocess.Popen(
-            args, stdin=inside, stdout=inside, stderr=inside, env=env, preexec_fn=take_terminal, close_fds=True
-        )
-        os.close(inside)
-        self.seen = ""
-
-    def until(self, text: str, seconds: float = 60.0) -> None:
-        """Reads until ``text`` was shown after what was waited for before."""
-        end = time.monotonic() + seconds
-        while text not in self.seen:
-            ready, _, _ = select.select([self.fd], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"{text!r} was never shown; but this was: {self.seen!r}"
-            try:
-                self.seen += os.read(self.fd, 65536).decode("utf-8", "replace")
-            except OSError:  # the other side is closed
-                break
-        before, found, after = self.seen.partition(text)
-        assert found, f"{text!r} was never shown; but this was: {before!r}"
-        self.seen = after
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def close(self) -> int:
-        try:
-            return self.process.wait(timeout=60)
-        finally:
-            self.process.kill()
-            os.close(self.fd)
 
 
 def test_ctrl_c_ends_the_turn_and_keeps_the_session(env: dict[str, str], server: PlaybackServer) -> None:

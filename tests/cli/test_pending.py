@@ -320,3 +320,42 @@ def test_every_command_of_the_page_exists() -> None:
     page = (Path(__file__).parents[2] / "docs" / "approvals.md").read_text("utf-8")
     named = set(re.findall(r"^\$ rune pending (\w+)", page, re.MULTILINE))
     assert named == set(pending.commands)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_in_a_terminal_the_arguments_can_be_edited_where_they_stand(
+    rune: Rune, server: PlaybackServer, work: Path
+) -> None:
+    from terminal import Terminal
+
+    small = {"function": {"name": "write_file", "arguments": {"path": "out.txt", "text": "old"}}}
+    server.routes["/api/chat"] = [asking(small), asking(small), saying("It is written.")]
+    env = {**rune.env, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    terminal = Terminal([sys.executable, "-m", "rune.cli.main", "chat", "--session", "s"], env)
+    try:
+        terminal.until("›")
+        terminal.type("Write it\r")
+        terminal.until("needs your approval")
+        terminal.until("l later ›")
+        terminal.type("n why\r")
+        terminal.until("needs your approval")
+        terminal.until("l later ›")
+        terminal.type("e\r")
+        terminal.until('"old"}')
+        terminal.type("\x7f" * 5 + 'new"}\r')  # takes back old"} and writes anew
+        terminal.until("It is written.")
+        terminal.until("›")
+        terminal.type("\x04")
+    finally:
+        code = terminal.close()
+    assert code == 0 and (work / "out.txt").read_text() == "new"
+    assert server.requests_to("/api/chat")[1].json["messages"][-1]["content"] == "Not run: the user refused it: why"
+    kept = (rune.home / "state" / "chat_history").read_text(encoding="utf-8")
+    assert "+Write it" in kept and "+e" not in kept and "+n why" not in kept
+
+
+def test_doctor_tells_of_what_waits(rune: Rune) -> None:
+    assert not [c for c in json.loads(rune("doctor", "--json").stdout)["checks"] if c["check"] == "approvals"]
+    rune("ask", "Write it")
+    (check,) = [c for c in json.loads(rune("doctor", "--json").stdout)["checks"] if c["check"] == "approvals"]
+    assert check["ok"] is None and check["counts"] == {"waiting": 1} and "rune pending list" in check["says"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import click
@@ -28,7 +29,7 @@ def doctor(model: str | None, repair: bool, as_json: bool) -> int:
     settings = load_settings()
     checks = [_repair(settings)] if repair else []
     checks += [*_kernel_checks(), *_storage_checks(settings), *engine_checks(settings, model)]
-    checks += [*router_checks(settings), *tool_checks(settings), *_run_checks(settings)]
+    checks += [*router_checks(settings), *tool_checks(settings), *_run_checks(settings), *_approval_checks(settings)]
     checks += [{"check": "config.toml", "ok": False, "says": text} for text in settings.warnings]
     found = any(check["ok"] is False for check in checks)
     rows = [row._asdict() for row in settings.explain()]
@@ -106,6 +107,22 @@ def _storage_checks(settings: Any) -> list[dict[str, Any]]:
     if condition.state == "damaged" and "--repair" not in says:
         says = f"{path}: {says}. `rune doctor --repair` sets it aside and saves every row that can be read"
     return [*checks, {"check": "database", "ok": condition.state == "ok", "says": says}]
+
+
+def _approval_checks(settings: Any) -> list[dict[str, Any]]:
+    """Turns that wait for an approval, and those of which nothing will come."""
+    from rune.runtime.approvals import PendingRuns
+
+    try:
+        counts = Counter(info.status for info in PendingRuns(settings.home).entries())
+    except RuneError as exc:
+        return [{"check": "approvals", "ok": False, "says": str(exc)}]
+    if not counts:
+        return []
+    says = ", ".join(f"{count} {status}" for status, count in counts.items())
+    ended = counts.keys() & {"interrupted", "changed", "expired"}
+    advice = "; rune pending list shows them" + (", rune pending forget ID removes one" if ended else "")
+    return [{"check": "approvals", "ok": None, "says": f"{says}{advice}", "counts": dict(counts)}]
 
 
 def _run_checks(settings: Any) -> list[dict[str, Any]]:

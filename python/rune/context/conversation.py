@@ -134,10 +134,9 @@ class Conversation:
 
     def refresh(self) -> None:
         """Reads what other processes have written to the file since it was read. Costs nothing where nothing was."""
-        with self._lock:
-            if self._file is not None:
-                with self._file.alone():
-                    self._catch_up()
+        if self._file is not None and self._file.size_now() != self._file.size:
+            with self._lock, self._file.alone():
+                self._catch_up()
 
     def set_state(self, name: str, value: Any) -> None:
         """Keeps a JSON value with the conversation; the last one of a name counts (what compaction made, for example)."""
