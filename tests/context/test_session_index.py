@@ -215,3 +215,26 @@ def test_the_index_holds_no_text(tmp_path: Path) -> None:
     assert len(data) == 10 * RECORD_BYTES
     rows = (tmp_path / "sessions" / "s.jsonl").read_bytes().splitlines()
     assert len(rows) == 9 and all(json.loads(row) for row in rows)
+
+
+def test_an_imported_session_comes_with_its_index(tmp_path: Path, read_rows: list[int]) -> None:
+    made = Conversation.from_messages("s", [{"role": "system", "content": "Be brief."}, *a_turn(0), *a_turn(1)])
+    made.save_as_new(tmp_path)
+    again = Conversation.open("s", tmp_path)
+    assert read_rows[-1] == 0 and again.system == ("Be brief.",)
+    assert [list(turn) for turn in again.turns] == [list(turn) for turn in made.turns]
+    assert [turn.time for turn in again.turns] == [turn.time for turn in made.turns]
+
+
+def test_an_index_left_behind_by_a_removed_file_is_not_mixed_with_a_new_one(
+    tmp_path: Path, read_rows: list[int]
+) -> None:
+    written(tmp_path)
+    (tmp_path / "sessions" / "s.jsonl").unlink()
+    made = Conversation.open("s", tmp_path, fsync=False)
+    for number in range(3):
+        made.append(a_turn(number))
+    again = Conversation.open("s", tmp_path, fsync=False)
+    assert [list(turn) for turn in again.turns] == [a_turn(number) for number in range(3)] and again.problems == []
+    again.append(a_turn(4))
+    assert len(Conversation.open("s", tmp_path).turns) == 4 and read_rows[-1] == 0

@@ -6,7 +6,6 @@ without an answer, makes servers refuse the request for good. Incomplete turns s
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -119,7 +118,7 @@ class Conversation:
                     if new_system:
                         self._file.pending.append(({"system": new_system, "time": _iso(time.time())}, None))
                     added = range(first, len(self._kernel))
-                    self._file.pending += ((self._row(self.turn(number)), number) for number in added)
+                    self._file.pending += ((self._row(number), number) for number in added)
                     self._file.write(self._facts)
             return TurnRange(self.turn, range(first, len(self._kernel)))
 
@@ -160,9 +159,11 @@ class Conversation:
         kernel = self._kernel
         return kernel.tokens(number), kernel.digest(number), kernel.chain(number), kernel.reason(number)
 
-    @staticmethod
-    def _row(turn: Turn) -> dict[str, Any]:
-        return {"turn": turn.number, "time": turn.time, "messages": list(turn.uncopied), "chain": turn.chain}
+    def _row(self, number: int) -> dict[str, Any]:
+        if self._kernel.span(number) is not None:
+            self._ensure(number)
+        messages, chain = self._kernel.messages(number), self._kernel.chain(number)
+        return {"turn": number, "time": self._time(number), "messages": list(messages or ()), "chain": chain}
 
     def _catch_up(self) -> None:
         """Reads what another process has written since; all of it anew when the file is shorter than it was."""
@@ -275,36 +276,28 @@ class Conversation:
             InvalidInput: there is a session of this id already.
             StorageError: the file could not be written.
         """
-        from rune.storage.log import DurableLog
+        from rune.context.session_file import write_new
 
         path = session_path(self.id, home)
-        draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-        log = DurableLog(draft, backups=None)
         try:
-            for row in self._rows():
-                log.append(row)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
-            os.link(draft, path)  # unlike a rename it does not replace a file that appeared meanwhile
+            write_new(path, self._kernel.key, self._rows())
         except FileExistsError:
             raise InvalidInput(
                 f"there is a session {self.id!r} already: delete it or import under another id"
             ) from None
         except OSError as exc:
             raise StorageError(f"session {self.id!r} could not be written to {path}: {exc}") from exc
-        finally:
-            log.close()
-            for leftover in draft.parent.glob(draft.name + "*"):
-                leftover.unlink(missing_ok=True)
         return path
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        """The conversation as rows of its file."""
+    def _rows(self) -> Iterator[tuple[dict[str, Any], Facts | None]]:
+        """The conversation as rows of its file, with the facts of those that are turns."""
+        now = _iso(time.time())
         if self._system:
-            yield {"system": list(self._system), "time": _iso(time.time())}
-        yield from map(self._row, self.turns)
+            yield {"system": list(self._system), "time": now}, None
+        for number in range(len(self._kernel)):
+            yield self._row(number), self._facts(number)
         for name, value in self._state.items():
-            yield {"state": name, "value": value, "time": _iso(time.time())}
+            yield {"state": name, "value": value, "time": now}, None
 
     # Reading
 

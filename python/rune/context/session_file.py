@@ -6,7 +6,9 @@ A row is a turn (``turn``, ``time``, ``messages``, ``chain``), system texts (``s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ from rune.errors import StorageError
 from rune.paths import private_dir
 from rune.storage.file_lock import FileLock
 from rune.storage.log import DurableLog
-from rune.storage.rows import decode_row
+from rune.storage.rows import decode_row, encode_row
 from rune.subsystem_health import record_failure
 
-__all__ = ["SessionFile"]
+__all__ = ["SessionFile", "write_new"]
 
 Span = tuple[int, int]
 """The bytes where a row begins and ends."""
@@ -128,3 +130,26 @@ class SessionFile:
             self._index.write(self._indexed, self._records)
             self._indexed += len(self._records)
         self._records = []
+
+
+def write_new(path: Path, estimator: str, rows: Iterable[tuple[dict[str, Any], Facts | None]]) -> None:
+    """Writes a session's file and its index; the file appears whole or not at all.
+
+    Raises FileExistsError when there is one already, OSError when it cannot be written.
+    """
+    private_dir(path.parent)
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    records = []
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            start = 0
+            for row, facts in rows:
+                start, before = start + file.write(encode_row(row) + b"\n"), start
+                span = before, start - 1
+                records.append(other_record(span) if facts is None else turn_record(span, *facts))
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)  # unlike a rename it does not replace a file that appeared meanwhile
+    finally:
+        draft.unlink(missing_ok=True)
+    SessionIndex(path, estimator).write(0, records)

@@ -71,10 +71,10 @@ class SessionIndex:
 
     def _write(self, fd: int, before: int, records: bytes) -> None:
         there = os.fstat(fd).st_size // RECORD_BYTES - 1
-        if there < before or os.read(fd, RECORD_BYTES) != _HEADER:
-            if before > 0:  # it was cut, or is not ours: what stood there before is not known any more
-                self.remove()
-                return
+        if before > 0 and (there < before or os.read(fd, RECORD_BYTES) != _HEADER):
+            self.remove()  # it was cut, or is not ours: what stood there before is not known any more
+            return
+        if before == 0:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)
             os.write(fd, _HEADER + records)
