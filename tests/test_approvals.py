@@ -22,7 +22,7 @@ from rune.paths import journal, pending_dir
 from rune.runtime.approvals import PendingRuns, seal
 from rune.runtime.events import ToolFinished, ToolStarted
 from rune.runtime.num_ctx import sticky
-from rune.runtime.tool_executor import Tool, make_tool
+from rune.runtime.tool_executor import TOOLS, Tool, make_tool
 from rune.storage.log import DurableLog
 from rune.traces.record import verify_row
 from scripted import calls, reply
@@ -253,6 +253,36 @@ def test_results_that_made_way_stay_as_the_model_saw_them(home: Path, operator: 
     second = operator("Done.", tools=tools)
     second.resume(pending.run_id, "approve")
     assert sent_by(second)[0].messages[: len(before)] == before
+
+
+def test_tools_are_described_as_they_were(home: Path, operator: Any, shell: Shell) -> None:
+    """A newer version of a package may describe its tool in other words; the turn that waits does not see them."""
+    first = operator(calls(DEPLOY))
+    pending = first.run("Deploy it")
+
+    def deploy(place: str, times: int = 1, slowly: bool = False) -> str:
+        """Deploys the program in some other way."""
+        shell.done.append(f"newly {place} {slowly}")
+        return "deployed"
+
+    newer = {**shell.tools, "deploy": make_tool(deploy, approval=True)}
+    second = operator("Done.", tools=newer)
+    second.resume(pending.run_id, "approve")
+    assert sent_by(second)[0].tools == sent_by(first)[0].tools
+    assert shell.done == ["newly production False"]
+
+
+def test_what_was_found_in_the_same_reply_is_offered_when_it_goes_on(home: Path, operator: Any, shell: Shell) -> None:
+    tools = {**shell.tools, "find_capability": TOOLS["find_capability"]}
+    search = ("find_capability", {"what": "look at something"})
+    first = operator(calls(search, DEPLOY), tools=tools)
+    pending = first.run("Deploy it", tools=["deploy", "find_capability"])
+    second = operator("Done.", tools=tools)
+    second.resume(pending.run_id, "approve")
+    assert [sent.tool_names for one in (first, second) for sent in sent_by(one)] == [
+        ["deploy", "find_capability"],
+        ["deploy", "find_capability", "look"],
+    ]
 
 
 def test_the_call_is_made_in_the_folder_of_the_turn(home: Path, operator: Any, tmp_path: Path, shell: Shell) -> None:
