@@ -255,6 +255,16 @@ def test_results_that_made_way_stay_as_the_model_saw_them(home: Path, operator: 
     assert sent_by(second)[0].messages[: len(before)] == before
 
 
+def test_another_model_is_sent_the_same(home: Path, operator: Any) -> None:
+    first = operator(calls(DEPLOY))
+    pending = first.run("Deploy it")
+    second = operator("Done.")
+    assert second.resume(pending.run_id, "approve", model="other").success
+    (sent,), before = sent_by(second), sent_by(first)[0]
+    assert sent.model == "other" == rows(home)[1]["model"]
+    assert sent.messages[: len(before.messages)] == before.messages and sent.tools == before.tools
+
+
 def test_tools_are_described_as_they_were(home: Path, operator: Any, shell: Shell) -> None:
     """A newer version of a package may describe its tool in other words; the turn that waits does not see them."""
     first = operator(calls(DEPLOY))

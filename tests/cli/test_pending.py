@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -218,6 +219,35 @@ def test_an_expired_one_is_refused_and_can_be_forgotten(rune: Rune, work: Path) 
     assert rune.json("pending", "list")[0]["status"] == "expired"
     assert rune.json("pending", "forget", id) == {"forgotten": id}
     assert rune.json("pending", "list") == []
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}}
+
+
+def test_a_bug_is_found_mended_and_tested_with_leave(rune: Rune, server: PlaybackServer, work: Path) -> None:
+    (work / "sums.py").write_text("def add(a, b):\n    return a - b\n")
+    (work / "test_sums.py").write_text("from sums import add\n\nassert add(2, 2) == 4\nprint('well')\n")
+    server.routes["/api/chat"] = [
+        asking(call("search_text", text="def add")),
+        asking(call("read_file", path="sums.py")),
+        asking(call("edit_file", path="sums.py", old="a - b", new="a + b")),
+        asking(call("run_command", command=f"{sys.executable} test_sums.py")),
+        saying("It subtracted; now it adds, and its test passes."),
+    ]
+    assert rune("ask", "Fix the bug in sums.py and run its tests", "--session", "s").returncode == 4
+    assert "a - b" in (work / "sums.py").read_text()
+    done = rune("pending", "approve", only_id(rune))
+    assert done.returncode == 4 and "run_command" in done.stderr
+    assert "a + b" in (work / "sums.py").read_text()
+    done = rune("pending", "approve", only_id(rune))
+    assert (done.returncode, done.stdout) == (0, "It subtracted; now it adds, and its test passes.\n")
+    sent = [json.loads(messages_bytes(request)) for request in chats(server)]
+    assert sent[-1][-1]["content"] == "[exit code 0]\nwell"
+    for before, after in itertools.pairwise(sent):  # over three processes, as if it had been one
+        assert after[: len(before)] == before
+    assert [row["ext"].get("resumed", {}).get("decision") for row in rows(rune)] == [None, "approve", "approve"]
+    assert len({row["task_id"] for row in rows(rune)}) == 1
 
 
 def test_two_processes_that_approve_at_once_make_one_call(rune: Rune, server: PlaybackServer, work: Path) -> None:
