@@ -344,6 +344,20 @@ def test_a_context_that_does_not_give_its_messages_is_refused(home: Path, operat
     assert shell.done == []
 
 
+@pytest.mark.parametrize(
+    "name", ["task", "messages", "context_capsule", "pending_calls", "selection", "workspace", "ext"]
+)
+def test_a_file_that_nobody_of_us_wrote_is_refused(home: Path, operator: Any, shell: Shell, name: str) -> None:
+    pending = operator(calls(DEPLOY)).run("Deploy it")
+    path = pending_dir(home) / f"{pending.run_id}.json"
+    state = json.loads(path.read_bytes())
+    for changed in ({**state, name: 3}, {key: value for key, value in state.items() if key != name}):
+        path.write_text(json.dumps(seal(changed)))
+        with pytest.raises(InvalidInput):
+            operator("No.").resume(pending.run_id, "approve")
+    assert shell.done == []
+
+
 def test_a_file_with_a_new_digest_is_not_what_its_session_knows(home: Path, operator: Any, shell: Shell) -> None:
     session = Conversation.open("s", home)
     pending = operator(calls(DEPLOY)).run("Deploy it", session)

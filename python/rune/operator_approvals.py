@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rune.context.capsule import AttentionCapsule
 from rune.context.compaction import PENDING_APPROVAL
 from rune.errors import (
     ApprovalError,
@@ -28,14 +26,9 @@ from rune.errors import (
 )
 from rune.operator_asked import checked_session
 from rune.operator_async import run_in_thread
-from rune.operator_run import Asked, OperatorResponse, Resumed, Run, now
-from rune.runtime.approvals import DECIDED, PENDING_VERSION, Decision, PendingRuns, expiry, not_as_written
-from rune.runtime.capability_authority import Capability, Selection
-from rune.runtime.local_tool_runtime import RunResult
-from rune.runtime.num_ctx import sticky
-from rune.runtime.room import Dropped
-from rune.runtime.router import Route
-from rune.runtime.task_state import TaskState
+from rune.operator_pending_state import decision_of, run_of, state_of
+from rune.operator_run import OperatorResponse, Resumed, Run
+from rune.runtime.approvals import DECIDED, Decision, PendingRuns, not_as_written
 from rune.subsystem_health import journal_event, record_failure
 from rune.transports.discovery import discover
 
@@ -47,11 +40,7 @@ if TYPE_CHECKING:
     from rune.settings import Settings
     from rune.transports.base import Transport
 
-__all__ = ["ApprovalsOfOperator", "forget_pending", "refuse_while_pending", "restore"]
-
-
-_STAYS = ("safety", "routing")
-"""What the row of a pending run says of its prompt, and that of the run that goes on with it says as well."""
+__all__ = ["ApprovalsOfOperator", "forget_pending", "refuse_while_pending"]
 
 
 class ApprovalsOfOperator:
@@ -92,35 +81,11 @@ class ApprovalsOfOperator:
             KeyboardInterrupt: passed on after the row was written.
         """
         state = self._pending.read(pending_id)
-        decided = _decision(state, decision, arguments, reason)
-        tools = self._tools_of(state, decided)
-        given = checked_session(session)
-        if given is not None and given.id != state["session"]:
-            raise InvalidInput(f"the turn is of the session {state['session']!r}, not of {given.id!r}")
-        run = Run(
-            task=_task(state),
-            session=given or self._session_of(state),
-            asked=_asked(state),
-            on_event=on_event,
-            cancel=cancel,
-            model=model or str(state["model"]),
-            resumed=Resumed(state, decided, tools),
-            capability=_capability(state, tools),
-            route=None if state["route"] is None else Route(*state["route"]),  # without tiers: it stays on its model
-            capsule=_capsule(state),
-            broker_trace={**(state["broker_trace"] or {}), "compaction": []},  # those events have their row
-            result=_result(state),
-            ext=dict(state["ext"]),
-        )
-        if state["session"] and run.session is None:
-            run.warnings.append(f"the session {state['session']!r} is not there, so the turn is not added to it")
-        _check_mark(run.session, state)
-        if not Path(state["workspace"]).is_dir():
-            raise ApprovalError(
-                f"the folder {state['workspace']}, in which the call is to be made, is gone",
-                pending_id=state["id"],
-                reason="tools",
-            )
+        try:
+            run = self._going_on(state, decision, arguments, reason, session, model)
+        except (KeyError, TypeError, AttributeError) as exc:  # its digest holds, and yet no Rune wrote it
+            raise not_as_written(state["id"]) from exc
+        run.on_event, run.cancel = on_event, cancel
         transport, _ = self.engine(on_event)
         start = getattr(transport, "start", None)
         if start is not None:
@@ -137,6 +102,33 @@ class ApprovalsOfOperator:
     async def aresume(self, pending_id: str, decision: Literal["approve", "deny"], **values: Any) -> OperatorResponse:
         """``resume`` for an event loop, as ``arun`` is for ``run``; what is raised before the turn goes on is raised here."""
         return await run_in_thread(self.resume, pending_id, decision, **values)
+
+    def _going_on(
+        self,
+        state: Mapping[str, Any],
+        decision: str,
+        arguments: Mapping[str, Any] | None,
+        reason: str,
+        session: Conversation | None,
+        model: str | None,
+    ) -> Run:
+        """The run that goes on from a state, checked as far as that can be done without its model."""
+        decided = decision_of(state, decision, arguments, reason)
+        given = checked_session(session)
+        if given is not None and given.id != state["session"]:
+            raise InvalidInput(f"the turn is of the session {state['session']!r}, not of {given.id!r}")
+        run = run_of(state, Resumed(state, decided, self._tools_of(state, decided)), model)
+        run.session = given or self._session_of(state)
+        if state["session"] and run.session is None:
+            run.warnings.append(f"the session {state['session']!r} is not there, so the turn is not added to it")
+        _check_mark(run.session, state)
+        if not Path(state["workspace"]).is_dir():
+            raise ApprovalError(
+                f"the folder {state['workspace']}, in which the call is to be made, is gone",
+                pending_id=state["id"],
+                reason="tools",
+            )
+        return run
 
     def _tools_of(self, state: Mapping[str, Any], decision: Decision | None) -> dict[str, Tool]:
         """The tools of the turn, described to the model as they were. Raises ApprovalError where one is gone."""
@@ -174,46 +166,8 @@ class ApprovalsOfOperator:
 
     def _keep(self, run: Run, waits_for: str) -> None:
         """Keeps a run that is to go on later, and marks its session. Raises StorageError, InvalidInput."""
-        assert run.capsule is not None and run.runtime is not None and run.transport is not None
-        result, window, capability = run.result, run.window, run.capability
-        run.pending = self._pending.save(
-            {
-                "pending_version": PENDING_VERSION,
-                "id": run.run_id,
-                "created": now(),
-                "expires": expiry(self.settings.approval_days),
-                "waits_for": waits_for,
-                "session": None if run.session is None else run.session.id,
-                "channel": run.task.channel,
-                "task": {"task": run.task.task, "task_id": run.task.task_id, "images": list(run.task.images)},
-                "provider": run.transport.provider,
-                "model": run.model,
-                "pending_calls": result.waiting,
-                "context_capsule": run.capsule.to_dict(),
-                "messages": run.runtime.received,
-                "new_messages": result.new_messages,
-                "sent_messages": result.sent or result.new_messages,
-                "text": result.text,
-                "runnable": list(run.runtime.tool_names),
-                "offered": run.offered,
-                "tools": run.runtime.schemas(run.offered),
-                "schemas": run.schemas,
-                "found": [] if capability is None else capability.take(run.offered),
-                "selection": None if capability is None else asdict(capability.selection),
-                "measured": [] if capability is None else list(capability.measured),
-                "made": dict(result.made),
-                "dropped": [dropped.as_row() for dropped in result.dropped],
-                "workspace": str(run.runtime.workspace.root),
-                "window": None if window is None else window.explicit,
-                "num_ctx": None if run.choice is None else run.choice.num_ctx,
-                "num_predict": run.asked.num_predict,
-                "passed": dict(run.asked.passed),
-                "broker_trace": run.broker_trace,
-                "route": None if run.route is None else [run.route.mode, run.route.family, run.route.reason],
-                "ext": {name: run.ext[name] for name in _STAYS if name in run.ext},
-            }
-        )
-        call = result.waiting[0]["function"] if result.waiting else {}
+        run.pending = self._pending.save(state_of(run, waits_for, self.settings.approval_days))
+        call = run.result.waiting[0]["function"] if run.result.waiting else {}
         run.ext["pending"] = {
             "id": run.run_id,
             "waits_for": waits_for,
@@ -226,6 +180,13 @@ class ApprovalsOfOperator:
         if run.session is not None:
             mark = {name: run.pending[name] for name in ("id", "sha256", "expires")}
             run.session.set_state(PENDING_APPROVAL, mark)
+
+    def _keep_for_an_answer(self, run: Run) -> None:
+        """After a call that was made and an answer that failed; where it cannot be kept, what was done is still on record."""
+        try:
+            self._keep(run, "answer")
+        except RuneError as exc:
+            record_failure("storage.degraded", exc, tier=2)
 
     def _settle(self, run: Run) -> None:
         """What becomes of the state that a run went on from, now that the run is over. Never raises."""
@@ -246,25 +207,13 @@ class ApprovalsOfOperator:
                 return
             cancelled = run.cancelled or isinstance(run.exception, KeyboardInterrupt)
             if run.pending is None and not cancelled and isinstance(run.exception, Exception):
-                with suppress(RuneError):  # what was done is on record all the same
-                    self._keep(run, "answer")
+                self._keep_for_an_answer(run)
             journal_event(DECIDED, pending=state["id"], decision=run.ext["resumed"]["decision"])
             if run.pending is None:
                 _unmark(run.session, state["id"])
             self._pending.remove(state["id"])
         except (RuneError, OSError) as exc:
             record_failure("storage.degraded", exc, tier=2)
-
-
-def restore(run: Run) -> None:
-    """Instead of an assembly: the run shows the model the tools that it was shown, in the window that it had."""
-    assert run.resumed is not None and run.transport is not None and run.window is not None
-    state = run.resumed.state
-    run.offered, run.schemas = list(state["offered"]), list(state["schemas"])
-    sized = run.window.explicit is not None or run.transport.fixed_window
-    if not sized and state["num_ctx"] and sticky.get(run.transport.server_key, run.model) is None:
-        # Another num_ctx would load the model anew, and throw away the prefix that the server may still have.
-        sticky.set(run.transport.server_key, run.model, state["num_ctx"])
 
 
 def refuse_while_pending(session: Conversation | None, pending: PendingRuns) -> None:
@@ -321,74 +270,3 @@ def _unmark(session: Conversation | None, id: str) -> None:
     mark = session.state_of(PENDING_APPROVAL)
     if mark and (not isinstance(mark, Mapping) or mark.get("id") in (id, None)):
         session.set_state(PENDING_APPROVAL, None)
-
-
-# A state as the parts of a run
-
-
-def _decision(
-    state: Mapping[str, Any], decision: str, arguments: Mapping[str, Any] | None, reason: str
-) -> Decision | None:
-    if decision not in ("approve", "deny"):
-        raise InvalidInput(f"the decision must be 'approve' or 'deny', not {decision!r}")
-    approved = decision == "approve"
-    if not state["pending_calls"] and (not approved or arguments is not None):
-        raise ApprovalError(
-            f"the call of {state['id'][:12]} was decided and only the model's answer is missing: approve it to go on, or "
-            f"rune pending forget {state['id'][:12]}",
-            pending_id=state["id"],
-            reason="decided",
-        )
-    if arguments is not None and not (approved and isinstance(arguments, Mapping)):
-        raise ApprovalError(
-            "arguments are an object with names, and go with an approval only",
-            pending_id=state["id"],
-            reason="arguments",
-        )
-    return Decision(approved, reason, arguments) if state["pending_calls"] else None
-
-
-def _task(state: Mapping[str, Any]) -> TaskState:
-    return TaskState(**state["task"], channel=state["channel"])
-
-
-def _asked(state: Mapping[str, Any]) -> Asked:
-    return Asked(num_ctx=state["window"], num_predict=state["num_predict"], tools=(), passed=dict(state["passed"]))
-
-
-def _capability(state: Mapping[str, Any], tools: Mapping[str, Tool]) -> Capability | None:
-    chosen = state["selection"]
-    if chosen is None:
-        return None
-    selection = Selection(tuple(chosen["names"]), chosen["reason"], tuple(chosen["left_out"]))
-    capability = Capability(selection, tools, measured=tuple(state["measured"]))
-    capability.put_back(state["found"])
-    return capability
-
-
-def _result(state: Mapping[str, Any]) -> RunResult:
-    result = RunResult(
-        text=state["text"],
-        new_messages=list(state["new_messages"]),
-        sent=list(state["sent_messages"]),
-        waiting=list(state["pending_calls"]),
-        dropped=[Dropped(**row) for row in state["dropped"]],
-    )
-    result.made.update(state["made"])
-    return result
-
-
-def _capsule(state: Mapping[str, Any]) -> AttentionCapsule:
-    """The capsule of a state. Raises ApprovalError unless it renders to the very messages that were sent."""
-    try:
-        capsule = AttentionCapsule.from_dict(state["context_capsule"])
-        same = capsule.to_messages() == state["messages"]
-    except InvalidInput as exc:
-        raise ApprovalError(f"{exc}", pending_id=state["id"], reason="changed") from exc
-    if not same:
-        raise ApprovalError(
-            f"the context of {state['id'][:12]} cannot be put together as it was",
-            pending_id=state["id"],
-            reason="changed",
-        )
-    return capsule

@@ -24,12 +24,13 @@ from rune.engines import default_model, open_transport
 from rune.errors import InvalidInput, RuneError
 from rune.inference_trace import InferenceTraceStore, build_record
 from rune.messages import Message
-from rune.operator_approvals import ApprovalsOfOperator, refuse_while_pending, restore
+from rune.operator_approvals import ApprovalsOfOperator, refuse_while_pending
 from rune.operator_asked import asked_of, checked_session, passed_on
 from rune.operator_assembly import assemble_turn
 from rune.operator_async import run_in_thread
 from rune.operator_attempts import Allocations, Attempts, resolve
 from rune.operator_compaction import compact_if_due
+from rune.operator_pending_state import restore
 from rune.operator_routing import Router, Watch, run_tiers
 from rune.operator_run import CANCELLED, PENDING, Asked, OperatorResponse, Run, record_values, shared_prefix
 from rune.operator_stores import Stores
