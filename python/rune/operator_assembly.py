@@ -92,5 +92,15 @@ def _admit(run: Run, broker: ContextBroker, dry: bool, before: AttentionCapsule 
     return found[0]
 
 
+_written: dict[tuple[int, ...], tuple[list[dict[str, Any]], str]] = {}
+_WRITTEN_MAX = 64
+
+
 def _schemas_entry(schemas: list[dict[str, Any]]) -> LedgerEntry:
-    return LedgerEntry("tool_schemas", tokens_text=compact_json(schemas), source="LocalToolRuntime.schemas")
+    # Turn after turn shows the same tools, by the same objects: kept here, so that no id is another's.
+    key = tuple(map(id, schemas))
+    if key not in _written:
+        if len(_written) >= _WRITTEN_MAX:
+            _written.clear()
+        _written[key] = (list(schemas), compact_json(schemas))
+    return LedgerEntry("tool_schemas", tokens_text=_written[key][1], source="LocalToolRuntime.schemas")

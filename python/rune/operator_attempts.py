@@ -121,11 +121,14 @@ class Attempts:
         """Chooses the window, and admits again where the ceiling, or a server that cannot refuse, makes that necessary."""
         if not self.explicit and not self.transport.fixed_window and self._before is None:
             self._loaded = self._ask_loaded()
-        choice = self._choose()
+        messages = self.capsule.to_messages()
+        safe = self._safe(messages)
+        choice = self._choose(messages, safe=safe)
         if choice.over_ceiling and choice.num_ctx < self.capsule.window and not self.explicit:
             self._readmit_below_the_ceiling(choice)
-            choice = self._choose()
-        safe = self._safe(self.capsule.to_messages())
+            messages = self.capsule.to_messages()
+            safe = self._safe(messages)
+            choice = self._choose(messages, safe=safe)
         doubtful = safe > choice.num_ctx - 1 and (not self._refuses or safe > 2 * choice.num_ctx)
         if doubtful and not self._by_script and self._settings.readmission:
             try:
@@ -141,11 +144,19 @@ class Attempts:
         self.run.choice = choice
 
     def _choose(
-        self, messages: Sequence[Message] | None = None, *, at_least: int | None = None, exact: int | None = None
+        self,
+        messages: Sequence[Message] | None = None,
+        *,
+        at_least: int | None = None,
+        exact: int | None = None,
+        safe: int | None = None,
     ) -> NumCtx:
-        """``num_ctx`` and ``num_predict`` for the messages (the capsule's when None); ``exact`` is a count of the server's."""
+        """``num_ctx`` and ``num_predict`` for the messages (the capsule's when None).
+
+        ``exact`` is a count of the server's, ``safe`` their safe estimate where it is known.
+        """
         messages = self.capsule.to_messages() if messages is None else messages
-        size = self._safe(messages) if exact is None else exact
+        size = exact if exact is not None else self._safe(messages) if safe is None else safe
         as_sent = self._as_sent()
         fixed = self.explicit or self.transport.fixed_window or as_sent is not None
         window = self.window.window if fixed else min(self.window.window, self.capsule.window)

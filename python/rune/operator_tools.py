@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rune.context_broker import ContextBroker, memory_disabled
 from rune.errors import InvalidInput
@@ -27,6 +27,14 @@ _NEAR_MAX = 20  # names listed in an error
 _LACKING = {"memory": "while memory is off", "http": "unless RUNE_HTTP_GET=1"}
 
 
+class _Known(NamedTuple):
+    """The tools that were there when it was last looked, and what they came from."""
+
+    memory: bool
+    tools: list[Tool]
+    known: dict[str, Tool]
+
+
 class OperatorTools:
     """``given`` are the tools that a program named for its operator; None is those of ``TOOLS``.
 
@@ -39,6 +47,7 @@ class OperatorTools:
         self._settings = settings
         self._stores = stores
         self._given = None if given is None else dict(given)
+        self._was: _Known | None = None
 
     @property
     def known(self) -> dict[str, Tool]:
@@ -47,9 +56,14 @@ class OperatorTools:
             return dict(self._given)
         plugins()  # of other packages, loaded on first use
         memory = not (self._settings.memory_off or memory_disabled())
-        found = usable(list(TOOLS.values()), memory=memory, http=self._settings.http_get)
+        tools = list(TOOLS.values())
+        was = self._was  # asked for several times a turn, and nearly always the same
+        if was is not None and was.memory == memory and was.tools == tools:
+            return dict(was.known)
+        found = usable(tools, memory=memory, http=self._settings.http_get)
         if "run_command" in found:
             found["run_command"] = replace(found["run_command"], timeout=self._settings.run_command_timeout_s)
+        self._was = _Known(memory, tools, dict(found))
         return found
 
     @property

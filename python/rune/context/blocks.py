@@ -174,6 +174,11 @@ def make_entry(
     Raises:
         InvalidInput: content that is no text, messages without a normal form, images that are no list of texts.
     """
+    if block.parts is None and block.messages is None and not block.images and type(block.content) is str:
+        # What nearly every block is: one text.
+        plain = Entry(name, priority, evictable, bucket, source, registered, "system", per_model, block.content)
+        plain.on_cut = block.on_cut
+        return plain, []
     content = _content(block)
     if isinstance(block.images, str):
         raise InvalidInput("images must be a list of base64 texts")

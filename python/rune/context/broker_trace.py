@@ -45,6 +45,9 @@ def build_trace(
     dropped: list[dict[str, Any]] = []
     units: list[dict[str, Any]] = []
     memory_tokens = 0
+    key = estimator.key
+    second_key = "" if second is None else second.key
+    other = {} if second is None else _tokens_under(second, blocks)
     for position, (entry, parts, outcome) in enumerate(zip(entries, sizes, decision.outcomes, strict=True)):
         offered = sum(parts)
         tokens = outcome.tokens if outcome.admitted else offered
@@ -77,7 +80,7 @@ def build_trace(
                 "parts": list(parts) if entry.divisible else None,
                 "kept_parts": outcome.kept if entry.divisible else None,
                 "digest": block.digest if block is not None else None,
-                "estimates": _estimates(block, tokens, estimator, second),
+                "estimates": {key: tokens, **({second_key: other[position]} if position in other else {})},
             }
         )
     return {
@@ -114,13 +117,14 @@ def _dropped(entry: Entry, tokens: int, reason: str) -> dict[str, Any]:
     return {"name": entry.name, "tokens": tokens, "priority": entry.priority, "reason": reason}
 
 
-def _estimates(
-    block: CapsuleBlock | None, tokens: int, estimator: EstimatorLike, second: EstimatorLike | None
-) -> dict[str, int]:
-    found = {estimator.key: tokens}
-    if block is not None and second is not None:
-        found[second.key] = block.tokens_under(second)
-    return found
+def _tokens_under(estimator: EstimatorLike, blocks: Mapping[int, CapsuleBlock]) -> dict[int, int]:
+    """Tokens of the blocks by position; those that are one text are measured in one go."""
+    texts = {position: block.content for position, block in blocks.items() if block.is_plain}
+    found = dict(zip(texts, estimator.many(list(texts.values())), strict=True))
+    return {
+        position: found[position] if position in found else block.tokens_under(estimator)
+        for position, block in blocks.items()
+    }
 
 
 def _totals(ledger: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -85,6 +85,11 @@ class CapsuleBlock:
         return self._turns is not None or self._messages is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the block is one text and costs what that measures."""
+        return self._fixed is None and not self.has_messages and not self.images
+
+    @property
     def content(self) -> str:
         """The block's text; of a block of messages, their canonical JSON (what its digest covers)."""
         if self._messages is not None:

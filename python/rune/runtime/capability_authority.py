@@ -95,9 +95,20 @@ def room_of(budget: int) -> int:
     return max(ROOM_LEAST, budget // _SHARE)
 
 
+_sizes: dict[int, tuple[Tool, int]] = {}
+_SIZES_MAX = 1000
+
+
 def tool_tokens(tool: Tool) -> int:
     """What a tool's schema costs at most, by the plain estimate: a choice must not change with the estimator."""
-    return (len(compact_json(tool.schema())) + 4) // 4  # with the comma behind it
+    known = _sizes.get(id(tool))
+    if known is not None and known[0] is tool:
+        return known[1]
+    size = (len(compact_json(tool.schema())) + 4) // 4  # with the comma behind it
+    if len(_sizes) >= _SIZES_MAX:
+        _sizes.clear()
+    _sizes[id(tool)] = (tool, size)
+    return size
 
 
 def select(

@@ -6,7 +6,6 @@ that an interrupt or a broken connection loses nothing that had arrived.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from rune import paths
 from rune.errors import BadReply, InvalidInput, StreamCut
-from rune.messages import Message, compact_json
+from rune.messages import Message, compact_json, copy_message
 from rune.runtime.approvals import Decision
 from rune.runtime.events import OnEvent, RunEvent, ToolFinished, ToolStarted
 from rune.runtime.room import Dropped, RoomRule
@@ -26,6 +25,7 @@ from rune.runtime.tool_choice import unasked, usable
 from rune.runtime.tool_executor import TOOLS, Approve, Tool, ToolContext, ToolExecutor, ToolOutcome
 from rune.runtime.tool_plugins import plugins
 from rune.runtime.tool_results import ResultStore
+from rune.runtime.tools import shared_schema
 from rune.runtime.workspace import Workspace
 from rune.transports.base import ChatReply, TextDelta, Transport
 from rune.transports.discovery import _model_capabilities, context_length
@@ -144,13 +144,14 @@ class LocalToolRuntime:
         return self._executor.context.workspace
 
     def schemas(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """The schemas of the named tools (of all when None), as they are sent. Raises InvalidInput for an unknown name."""
+        """The schemas of the named tools (of all when None), as they are sent, not to be changed. Raises InvalidInput for an
+        unknown name."""
         known = self._executor.tools
         names = known if names is None else list(names)
         for name in names:
             if name not in known:
                 raise InvalidInput(f"there is no tool {name!r}; there are: {', '.join(known) or 'none'}")
-        return [known[name].schema() for name in names]
+        return [shared_schema(known[name]) for name in names]
 
     def run(
         self,
@@ -180,7 +181,7 @@ class LocalToolRuntime:
             TransportError, ContextOverflowError (origin "tool_loop"), InvalidInput (an unknown tool name). What had come until
             then is in ``result``.
         """
-        self.received = copy.deepcopy(list(messages))
+        self.received = [copy_message(message) for message in messages]
         result = self.result = resume or RunResult()
         result.done_reason = result.note = ""
         if tools is None:

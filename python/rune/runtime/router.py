@@ -76,11 +76,11 @@ class _Rule(NamedTuple):
     family: str
     why: str
     holds: Callable[[str, int], Any]
-    """``(the text that is read, characters of the whole) -> whether``."""
+    """``(the text that is read, in small letters; characters of the whole) -> whether``."""
 
 
 def _pattern(words: str) -> Callable[[str, int], Any]:
-    found = re.compile(rf"(?i)(?<!\w)(?:{words})(?!\w)")
+    found = re.compile(rf"(?<!\w)(?:{words})(?!\w)")
     return lambda text, chars: found.search(text)
 
 
@@ -104,17 +104,18 @@ _REASONING = (
 )
 _SUMMARY = r"summari[sz]e|summary|tl;?dr|key points|outline|shorten|condense|in (?:one|two|three) sentences?|boil down"
 _WRITING = r"write|draft|compose|rewrite|rephrase|translate|proofread|poem|story|essay|letter|blog post|slogan|speech"
-_QUESTION = (
+_QUESTION = re.compile(
     r"^\W*(?:who|what|what's|when|where|which|is|are|was|were|does|do|did|can|how|why|name|define|list)\b|\?\s*$"
 )
+_FENCE = re.compile(r"(?m)^\s*(?:```|~~~)")
 
 
 def _short_question(text: str, chars: int) -> bool:
-    return chars < _EDGE and len(text.split()) <= SHORT_WORDS and re.search(rf"(?i){_QUESTION}", text) is not None
+    return chars < _EDGE and len(text.split()) <= SHORT_WORDS and _QUESTION.search(text) is not None
 
 
 _RULES: tuple[_Rule, ...] = (
-    _Rule("code", "it holds a block of code", lambda text, chars: re.search(r"(?m)^\s*(?:```|~~~)", text)),
+    _Rule("code", "it holds a block of code", lambda text, chars: _FENCE.search(text)),
     _Rule(
         "code",
         "it holds a stack trace",
@@ -158,6 +159,7 @@ def family_of(text: str, images: bool = False) -> tuple[str, str]:
     chars = len(text)
     if chars > 2 * _EDGE:
         text = f"{text[:_EDGE]}\n\n{text[-_EDGE:]}"
+    text = text.lower()
     for rule in _RULES:
         if rule.holds(text, chars):
             return rule.family, rule.why

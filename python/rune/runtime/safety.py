@@ -35,7 +35,12 @@ def find(text: str, rules: Sequence[Rule]) -> list[Finding]:
     if len(text) > 2 * _EDGE:
         text = f"{text[:_EDGE]}\n\n{text[-_EDGE:]}"
     found: dict[str, str] = {}
-    for rule, words in [*_asked(text, rules), *_commands(text, rules)]:
+    verbs, commands = _first_words(tuple(rules))
+    small = text.lower()
+    # Most tasks hold none of the words at all: what they mean need not be looked into.
+    asked = _asked(text, rules) if any(map(small.__contains__, verbs)) else ()
+    run = _commands(text, rules) if any(map(small.__contains__, commands)) else ()
+    for rule, words in [*asked, *run]:
         found.setdefault(rule.name, words)
     return [Finding(rule, found[rule.name]) for rule in rules if rule.name in found]
 
@@ -174,6 +179,13 @@ def _either(words: Sequence[str]) -> str:
 
 
 _A_KIND = re.compile(r"(?i)(?:what|where)(?:'s| is| are)\s+(?:an?|the difference)\b")
+
+
+@lru_cache(maxsize=16)
+def _first_words(rules: tuple[Rule, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The first word of every verb, and of every command line, in small letters."""
+    verbs = {verb.split()[0].lower() for rule in rules for verb in rule.asks}
+    return tuple(sorted(verbs)), tuple(sorted({c.split()[0].lower() for rule in rules for c in rule.commands}))
 
 
 def _asked(text: str, rules: Sequence[Rule]) -> Iterator[tuple[Rule, str]]:

@@ -25,7 +25,7 @@ from rune.runtime.services import Services
 from rune.runtime.tool_results import ResultStore
 from rune.runtime.workspace import Workspace
 
-__all__ = ["TOOLS", "Tool", "ToolContext", "make_tool", "tool"]
+__all__ = ["TOOLS", "Tool", "ToolContext", "make_tool", "shared_schema", "tool"]
 
 TIMEOUT_S = 20.0
 _CONTEXT = "context"
@@ -98,6 +98,20 @@ class Tool:
         """Runs the function with checked arguments."""
         given = {_CONTEXT: context} if self.wants_context else {}
         return self.function(**given, **arguments)
+
+
+_schemas: dict[int, tuple[Tool, dict[str, Any]]] = {}
+_SCHEMAS_MAX = 1000
+
+
+def shared_schema(tool: Tool) -> dict[str, Any]:
+    """The tool's schema, the same object for every run, so that it is measured and written out once. Not to be changed."""
+    known = _schemas.get(id(tool))
+    if known is None or known[0] is not tool:
+        if len(_schemas) >= _SCHEMAS_MAX:
+            _schemas.clear()
+        known = _schemas[id(tool)] = (tool, tool.schema())
+    return known[1]
 
 
 TOOLS: dict[str, Tool] = {}
