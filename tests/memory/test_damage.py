@@ -80,7 +80,7 @@ def test_a_database_locked_for_longer_than_the_timeout_is_read_all_the_same(path
                 assert read(db), name
             assert health.degraded == ["consolidated", "neurons"]  # what they learned this turn was not kept
             for kind, text in TEXTS.items():
-                with pytest.raises(StorageError, match="Another process"):
+                with pytest.raises(StorageError, match="Another writer"):
                     kinds.add(db, kind, text)
         with subsystem_health.turn() as health:
             for read in READS.values():

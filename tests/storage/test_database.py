@@ -202,7 +202,7 @@ def test_a_lock_held_for_longer_than_the_timeout_is_a_clear_error(path: Path) ->
     with Database(path, timeout=0.2) as db:
         put(db, "a")
         with running(HOLD, path):
-            with pytest.raises(StorageError, match="Another process has held it") as caught:
+            with pytest.raises(StorageError, match="Another writer has held it") as caught:
                 put(db, "b")
             assert str(path) in str(caught.value)
             assert names(db) == ["a"]

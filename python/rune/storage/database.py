@@ -30,6 +30,23 @@ from rune.storage.schema import DamagedDatabase
 __all__ = ["DamagedDatabase", "Database", "storage_error"]
 
 _IDLE_MAX = 8
+
+# SQLite lets writers poll for its lock, with longer and longer sleeps: among many threads some would never get it. Those of
+# one process wait in line here, and poll for other processes only.
+_writers: dict[str, threading.Lock] = {}
+_writers_lock = threading.Lock()
+
+
+def _forget_writers() -> None:
+    """In a forked child nobody is left who would give back what was held."""
+    global _writers_lock
+    _writers_lock = threading.Lock()
+    _writers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_writers)
+
 _T = TypeVar("_T")
 _Opener = Callable[[], sqlite3.Connection]
 
@@ -40,8 +57,8 @@ def storage_error(exc: BaseException, path: Path, doing: str = "use") -> Storage
     if any(word in low for word in ("malformed", "not a database", "no such table", "no such column", "corrupt")):
         return DamagedDatabase(f"cannot {doing} {path}: {exc}. The file is damaged or not Rune's. {schema.REPAIR}")
     if "locked" in low or "busy" in low:
-        hint = "Another process has held it for longer than Rune waits. Nothing was written; try again when it is done."
-    elif "full" in low or "no space" in low:
+        hint = "Another writer has held it for longer than Rune waits. Nothing was written; try again when it is done."
+    elif "is full" in low or "no space" in low:
         hint = "There is no room left on the disk. Nothing was written; free some and try again."
     elif "readonly" in low or "read-only" in low:
         hint = "It can be read but not written. Make it writable, or set RUNE_HOME to a folder that is."
@@ -70,6 +87,7 @@ class Database:
     ) -> None:
         self.path = Path(path)
         self._file = os.fspath(path)
+        self._place = os.path.abspath(self._file)
         self.readonly = readonly
         self.timeout = timeout
         self.clock = clock
@@ -121,6 +139,14 @@ class Database:
                 self._give_back(connection, source)
         except (sqlite3.Error, OSError) as exc:
             raise storage_error(exc, self.path, "write") from exc
+
+    def _queue(self) -> threading.Lock:
+        """The line of this process's writers, once it is one's turn. Raises StorageError when that takes too long."""
+        with _writers_lock:
+            line = _writers.setdefault(self._place, threading.Lock())
+        if not line.acquire(timeout=self.timeout):
+            raise storage_error(sqlite3.OperationalError("database is locked"), self.path, "write")
+        return line
 
     def _take(self, *, writing: bool) -> tuple[sqlite3.Connection, object]:
         """A connection for this thread alone, and what it stands on."""
@@ -235,13 +261,26 @@ class Database:
 class _Transaction:
     """What ``with`` holds between ``BEGIN`` and the end; a class, since a generator costs more than the transaction."""
 
-    __slots__ = ("_connection", "_db", "_source", "_writing")
+    __slots__ = ("_connection", "_db", "_line", "_source", "_writing")
 
     def __init__(self, db: Database, *, writing: bool) -> None:
         self._db = db
         self._writing = writing
 
     def __enter__(self) -> sqlite3.Connection:
+        self._line = self._db._queue() if self._writing and not self._db.readonly else None
+        try:
+            return self._enter()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._line is not None:
+            self._line.release()
+            self._line = None
+
+    def _enter(self) -> sqlite3.Connection:
         try:
             self._connection, self._source = self._db._take(writing=self._writing)
             try:
@@ -266,6 +305,7 @@ class _Transaction:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         finally:
+            self._leave()
             self._db._give_back(connection, self._source, sound=sound)
         mistake = isinstance(exc, sqlite3.ProgrammingError | sqlite3.InterfaceError)  # of this program, not of the file
         if isinstance(exc, sqlite3.Error) and not mistake:
