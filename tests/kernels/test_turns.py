@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import UserDict
 from types import ModuleType
 from typing import Any
@@ -189,9 +190,36 @@ def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=fields)
 
 
-arguments = st.one_of(
-    json_values, st.dictionaries(texts, json_values, max_size=3), odd, st.sampled_from(['{"b":1,"a":[]}', "{", ""])
+json_texts = st.one_of(
+    st.builds(
+        json.dumps,
+        st.dictionaries(texts, json_values, max_size=3),
+        ensure_ascii=st.booleans(),
+        indent=st.sampled_from([None, 1]),
+    ),
+    st.sampled_from(
+        [
+            '{"b":1,"a":[],"b":-0}',
+            "{",
+            "",
+            '{"a":01}',
+            '{"a":1.5e3}',
+            '{"a":1}x',
+            ' {"a" : [ ] } ',
+            "[1]",
+            '{"a":"\\/\\u00e9\t"}',
+            '{"a":-}',
+            '{"a":true,}',
+            '{"a":nul}',
+            '{"a":NaN}',
+            '\ufeff{"a":1}',
+            "{" * 5000,
+            '{"a":' * 40 + "1" + "}" * 40,
+        ]
+    ),
+    st.text(alphabet='{}[]":,\\ 0-1ae.tn', max_size=12).map(lambda text: "{" + text),
 )
+arguments = st.one_of(json_values, st.dictionaries(texts, json_values, max_size=3), odd, json_texts, json_texts)
 functions = some(name=st.one_of(texts, texts, texts, odd), arguments=arguments, strict=json_values)
 calls = some(
     id=ids, type=st.just("function"), function=st.one_of(functions, functions, functions, odd), extra=json_values

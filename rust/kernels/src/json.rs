@@ -58,17 +58,13 @@ pub fn write_string(out: &mut Vec<u8>, text: &[u8], surrogates: Surrogates) {
 }
 
 /// How many bytes at the front need no look: most text has few that do, so whole blocks are tested at once.
+#[expect(clippy::needless_bitwise_bool, reason = "a way out would keep the compiler from comparing many bytes at once")]
 fn clean_length(text: &[u8], surrogates: Surrogates) -> usize {
-    const BLOCK: usize = 32;
     let lead = if surrogates == Surrogates::Escaped { 0xED } else { b'"' };
-    let odd = |byte: u8| byte < 0x20 || byte == b'"' || byte == b'\\' || byte == lead;
-    let mut clean = 0;
-    for block in text.chunks_exact(BLOCK) {
-        if block.iter().fold(false, |any, &byte| any | odd(byte)) {
-            break;
-        }
-        clean += BLOCK;
-    }
+    let odd = |byte: u8| (byte < 0x20) | (byte == b'"') | (byte == b'\\') | (byte == lead);
+    let (blocks, _) = text.as_chunks::<32>();
+    let any_odd = |block: &&[u8; 32]| block.iter().fold(0, |any, &byte| any | u8::from(odd(byte))) != 0;
+    let clean = 32 * blocks.iter().position(|block| any_odd(&block)).unwrap_or(blocks.len());
     clean + text[clean..].iter().position(|&byte| odd(byte)).unwrap_or(text.len() - clean)
 }
 

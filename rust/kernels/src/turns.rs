@@ -142,8 +142,10 @@ pub fn says(text: &[u8]) -> bool {
         return true;
     }
     let blank = |c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c);
-    // A lone surrogate is no white space, and neither is what stands for it here.
-    !String::from_utf8_lossy(text).chars().all(blank)
+    // A lone surrogate is no white space, and neither is what stands for it here. Most texts say something in their first bytes.
+    let head = (0..=text.len().min(64)).rev().find(|&end| text.get(end).is_none_or(|byte| byte & 0xC0 != 0x80));
+    let says = |text: &[u8]| !String::from_utf8_lossy(text).chars().all(blank);
+    says(&text[..head.unwrap_or(0)]) || says(text)
 }
 
 /// The digest of a turn's canonical text; `buffer` is room to work in.
@@ -297,7 +299,9 @@ mod tests {
         for blank in ["", " \n\t", "\u{3000}\u{1c}\u{1f}\u{85}\u{a0}"] {
             assert!(!says(blank.as_bytes()));
         }
-        for text in [b"x".as_slice(), b"  x", "\u{200b}".as_bytes(), b" \xed\xa0\x80"] {
+        let late = format!("{}x", "\u{3000}".repeat(40));
+        assert!(!says("\u{3000}".repeat(40).as_bytes()));
+        for text in [b"x".as_slice(), late.as_bytes(), b"  x", "\u{200b}".as_bytes(), b" \xed\xa0\x80"] {
             assert!(says(text));
         }
     }

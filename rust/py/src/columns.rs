@@ -113,6 +113,14 @@ impl Counter {
         Ok(Arc::new(Self { key, kind: Kind::Python(given.clone().unbind()) }))
     }
 
+    /// The tokens of a text of so many characters, where these alone count.
+    pub(crate) fn by_length(&self, length: usize) -> Option<i64> {
+        match &self.kind {
+            Kind::Native(estimator) => estimator.by_length(length),
+            Kind::Python(_) => None,
+        }
+    }
+
     /// The tokens of every entry.
     pub(crate) fn sizes<'a>(
         &self,

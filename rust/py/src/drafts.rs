@@ -10,7 +10,7 @@ use rune_kernels::json::{Surrogates, write_string};
 use rune_kernels::turns::{Id, Part, Role, Spoken, begins, says};
 
 use crate::convert::{Any, Text, refuse, text, utf8};
-use crate::plain;
+use crate::{parse, plain};
 
 /// A message as it is kept.
 pub(crate) struct Message {
@@ -226,6 +226,12 @@ impl<'py> Draft<'py> {
         Ok((measured, self.images))
     }
 
+    /// How many characters the measured text has, and how many images there are beside it.
+    pub(crate) fn length(&self) -> PyResult<(usize, usize)> {
+        let calls = self.calls_json.as_ref().map_or(Ok(0), |calls| calls.len())?;
+        Ok((self.message.content.bind(self.py).len()? + calls, self.images))
+    }
+
     pub(crate) fn part<'a>(&'a self, content: &'a [u8]) -> Part<'a> {
         Part { role: self.message.role, content, rest: &self.rest_json }
     }
@@ -380,7 +386,11 @@ fn read_calls<'py>(calls: &Bound<'py, PyList>, rules: &Any<'py>) -> PyResult<Opt
         let arguments = match function.get_item(intern!(py, "arguments"))? {
             Some(given) if given.is_exact_instance_of::<PyDict>() => plain::copy(&given).ok(),
             Some(given) if given.is_exact_instance_of::<PyString>() => {
-                Some(rules.call_method1(intern!(py, "parsed_arguments"), (given,))?)
+                let parsed = given.cast::<PyString>()?.to_str().map_or(Ok(None), |text| parse::object(py, text))?;
+                Some(match parsed {
+                    Some(parsed) => parsed,
+                    None => rules.call_method1(intern!(py, "parsed_arguments"), (given,))?,
+                })
             }
             Some(given) if !given.is_none() => None,
             _ => Some(PyDict::new(py).into_any()),

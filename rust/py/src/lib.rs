@@ -4,6 +4,7 @@ mod columns;
 mod convert;
 mod drafts;
 mod ledger;
+mod parse;
 mod plain;
 mod turns;
 

@@ -52,29 +52,50 @@ impl Turns {
     /// What each turn of the drafts measures.
     fn measured(&self, py: Python<'_>, drafts: &Drafts<'_>) -> PyResult<Vec<Measured>> {
         let mut faults = Vec::with_capacity(drafts.ends.len());
-        let (mut items, mut spoken) = (Items::new(), Vec::new());
+        let mut spoken = Vec::new();
         for turn in drafts.turns() {
             spoken.clear();
             for (at, draft) in turn.iter().enumerate() {
                 spoken.push(draft.spoken(at + 1 == turn.len())?);
             }
-            let found = fault(&spoken);
-            if found.is_none() {
-                for draft in turn {
-                    let (text, images) = draft.measured()?;
-                    items.push_text(text);
-                    if images > 0 {
-                        items.push_fixed(self.image_tokens * i64::try_from(images)?);
-                    }
+            faults.push(fault(&spoken));
+        }
+        let complete = || drafts.turns().zip(&faults).map(|(turn, fault)| if fault.is_none() { turn } else { &[] });
+        let tokens = match self.counter.by_length(0) {
+            Some(_) => complete().map(|turn| self.tokens_by_length(turn)).collect::<PyResult<Vec<_>>>()?,
+            None => self.tokens_by_text(py, complete())?,
+        };
+        let digests = digests(py, drafts)?.into_iter();
+        let of_one = |((digest, &fault), tokens)| Measured { tokens, digest, fault };
+        Ok(digests.zip(&faults).zip(tokens).map(of_one).collect())
+    }
+
+    fn tokens_by_length(&self, turn: &[Draft<'_>]) -> PyResult<i64> {
+        turn.iter().try_fold(0, |sum, draft| {
+            let (length, images) = draft.length()?;
+            Ok(sum + self.counter.by_length(length).unwrap_or(0) + self.image_tokens * i64::try_from(images)?)
+        })
+    }
+
+    fn tokens_by_text<'a, 'py: 'a>(
+        &self,
+        py: Python<'py>,
+        turns: impl Iterator<Item = &'a [Draft<'py>]>,
+    ) -> PyResult<Vec<i64>> {
+        let mut items = Items::new();
+        for turn in turns {
+            for draft in turn {
+                let (text, images) = draft.measured()?;
+                items.push_text(text);
+                if images > 0 {
+                    items.push_fixed(self.image_tokens * i64::try_from(images)?);
                 }
             }
             items.end();
-            faults.push(found);
         }
         let whole: Division = None;
-        let sizes = self.counter.sizes(py, &items, faults.iter().map(|_| &whole))?;
-        let of_one = |((digest, fault), (tokens, _))| Measured { tokens, digest, fault };
-        Ok(digests(py, drafts)?.into_iter().zip(faults).zip(sizes).map(of_one).collect())
+        let sizes = self.counter.sizes(py, &items, std::iter::repeat_n(&whole, items.entries()))?;
+        Ok(sizes.into_iter().map(|(tokens, _)| tokens).collect())
     }
 }
 
