@@ -13,12 +13,16 @@ from playback import unused_port
 
 
 class Rune:
-    """Calls ``rune`` with a home of its own and an Ollama address where nothing listens unless set."""
+    """Calls ``rune`` with a home of its own and an Ollama address where nothing listens unless set.
+
+    A model without tools is told of none unless ``RUNE_TOOL_PROMPT`` is set: recorded answers count other prompts.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(("RUNE_", "OLLAMA_"))}
         self.env |= {"RUNE_HOME": str(self.home), "OLLAMA_HOST": f"http://127.0.0.1:{unused_port()}"}
+        self.env["RUNE_TOOL_PROMPT"] = "off"
 
     def __call__(self, *args: str, stdin: str | bytes = "", **env: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

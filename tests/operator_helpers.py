@@ -29,14 +29,17 @@ def operator_of(
     server: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> RuneOperator:
-    """An operator over a scripted model (or the given transport); settings come from nowhere but ``settings``."""
+    """An operator over a scripted model (or the given transport); settings come from nowhere but ``settings``.
+
+    A model without tools is told of none, so that it is sent just what the capsule says; ``tool_prompt="auto"`` tells it.
+    """
     transport: Transport
     if isinstance(script, (list, tuple)):
         options = {"repeat": True, **(server or {})}
         transport = ScriptedTransport(script, facts=facts or facts_of(8192), **options)
     else:
         transport = script
-    loaded = Settings.load(home, env={}, **{"workspace": str(home.parent), **settings})
+    loaded = Settings.load(home, env={}, **{"workspace": str(home.parent), "tool_prompt": "off", **settings})
     return RuneOperator(transport, "scripted", home, loaded, tools=tools)
 
 

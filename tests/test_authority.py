@@ -13,6 +13,7 @@ SOURCE = Path(rune.__file__).parent
 MAKES_MESSAGES = {
     "context/capsule.py": "the broker's own product",
     "messages.py": "brings what others wrote into one form",
+    "runtime/fallback_prompt.py": "the runtime's own prompt for models without tools, measured in the ledger as one block",
     "runtime/tool_executor.py": "a tool's result, inside the run's own loop and measured by its room rule",
     "transports/base.py": "the model's own reply",
     "transports/ollama_chat.py": "the model's own reply",

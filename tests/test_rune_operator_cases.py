@@ -221,7 +221,7 @@ def test_c41_many_sessions_at_once(home: Path, ollama: Any) -> None:
         return ndjson(*reply_lines("re " + request.json["messages"][-1]["content"], prompt_eval_count=300))
 
     server, transport = ollama(echo, show=json_answer(_SHOW, delay=told["input"]["show_delay_ms"] / 1000))
-    operator = RuneOperator(transport, "m", home, Settings.load(home, env={}))
+    operator = RuneOperator(transport, "m", home, Settings.load(home, env={}, tool_prompt="off"))
     start = threading.Barrier(threads)
     failed: list[Any] = []
 

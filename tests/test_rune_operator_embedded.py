@@ -42,7 +42,9 @@ def engine() -> Iterator[LlamaCppChatTransport]:
 @pytest.fixture
 def operator(engine: LlamaCppChatTransport, tmp_path: Path) -> RuneOperator:
     return RuneOperator(
-        engine, home=tmp_path / "home", settings=Settings.load(tmp_path / "home", env={}, num_predict=24)
+        engine,
+        home=tmp_path / "home",
+        settings=Settings.load(tmp_path / "home", env={}, num_predict=24, tool_prompt="off"),
     )
 
 
@@ -63,7 +65,7 @@ def test_one_real_run(operator: RuneOperator, caplog: pytest.LogCaptureFixture) 
     assert any(f"measured={estimated} served={served} drift=" in r.getMessage() for r in caplog.records)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == response.text
     assert session.turns[0][-1]["content"] == response.text
-    assert row["selected_tools"] == [] and "tools" not in row["per_block_tokens"]  # this model takes none
+    assert row["selected_tools"] == [] and "tools" not in row["per_block_tokens"]  # it takes none and is told of none
 
     again = operator.run("And of Spain?", session)
     assert [m["role"] for m in rows(operator.home)[1]["capsule_messages"]] == ["system", "user", "assistant", "user"]

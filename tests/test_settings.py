@@ -116,6 +116,7 @@ EXAMPLES: dict[str, list[tuple[Any, Any]]] = {
     "contributor_timeout_s": [("0.1", 0.1)],
     "tools": [("read_file, recall", ("read_file", "recall")), (["recall"], ("recall",)), ("none", ()), ([], ())],
     "tool_selection": [("all", "all")],
+    "tool_prompt": [("always", "always"), ("OFF", "off")],
     "auto_approve": [("write_file,edit_file,write_file", ("write_file", "edit_file")), ([], ())],
     "approval_days": [("0.5", 0.5), (30, 30.0)],
     "http_get": [("yes", True)],

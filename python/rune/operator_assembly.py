@@ -1,6 +1,6 @@
 """The capsule of a turn for the model that it runs on, and the note of the safety override in it.
 
-The schemas of the tools are in its ledger; where they do not fit, the turn goes on without tools. For another model it is made
+What is sent for the tools is in its ledger; where they do not fit, the turn goes on without tools. For another model it is made
 from what was collected already. A note that does not fit makes room like any other mandatory text: what can be left out is, and
 a task that would have to go without its note does not go at all.
 """
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rune.context.broker_trace import note_changes
 from rune.context.layout import USER_BLOCK
-from rune.context_broker import ContextBroker, LedgerEntry
+from rune.context_broker import ContextBroker
 from rune.errors import ContextOverflowError
-from rune.messages import compact_json
+from rune.operator_offer import ledger_entries, withdraw
 from rune.operator_run import Run
 from rune.runtime.safety import decorated, find
 from rune.runtime.safety_rules import Rule
@@ -22,12 +22,10 @@ from rune.runtime.safety_rules import Rule
 if TYPE_CHECKING:
     from rune.context.capsule import AttentionCapsule
 
-__all__ = ["SAFETY", "TOOLS_DO_NOT_FIT", "assemble_turn"]
+__all__ = ["SAFETY", "assemble_turn"]
 
 SAFETY = "safety"
 """The key of the override in the row's ``ext``."""
-
-TOOLS_DO_NOT_FIT = "tools_do_not_fit"
 
 
 def assemble_turn(
@@ -72,7 +70,7 @@ def _admit(run: Run, broker: ContextBroker, dry: bool, before: AttentionCapsule 
     assert run.window is not None
     about = {"run_id": run.run_id, "channel": run.task.channel, "tools": list(run.offered)}
     common: dict[str, Any] = {"window": run.window.window, "compaction": run.compaction, "dry": dry}
-    entries = [_schemas_entry(run.schemas)] if run.schemas else []
+    entries = ledger_entries(run)
     try:
         if before is None:
             found = broker.assemble(run.task, run.session, run.model, extra_blocks=entries, run=about, **common)
@@ -84,23 +82,8 @@ def _admit(run: Run, broker: ContextBroker, dry: bool, before: AttentionCapsule 
         capsule: AttentionCapsule = exc.capsule
         capsule.entries = tuple(entry for entry in capsule.entries if entry.name != "tools")
         found = broker.readmit(capsule, extra_blocks=(), run={**about, "tools": []}, **common)
-        run.offered, run.schemas = [], []
-        run.warnings.append(TOOLS_DO_NOT_FIT)
+        withdraw(run)
     if run.capability is not None:
         run.capability.measured = tuple(run.offered)
     run.capsule, run.broker_trace = found
     return found[0]
-
-
-_written: dict[tuple[int, ...], tuple[list[dict[str, Any]], str]] = {}
-_WRITTEN_MAX = 64
-
-
-def _schemas_entry(schemas: list[dict[str, Any]]) -> LedgerEntry:
-    # Turn after turn shows the same tools, by the same objects: kept here, so that no id is another's.
-    key = tuple(map(id, schemas))
-    if key not in _written:
-        if len(_written) >= _WRITTEN_MAX:
-            _written.clear()
-        _written[key] = (list(schemas), compact_json(schemas))
-    return LedgerEntry("tool_schemas", tokens_text=_written[key][1], source="LocalToolRuntime.schemas")

@@ -16,6 +16,7 @@ from rune.context_broker import ContextBroker
 from rune.errors import BadReply, ContextOverflowError, PromptRefused, RuneError, ServerBusy, TransportError
 from rune.messages import Message
 from rune.operator_capability import found_tokens, offer_found, withdraw_found
+from rune.operator_offer import told_of_tools
 from rune.operator_run import Run
 from rune.runtime.local_tool_runtime import RunResult
 from rune.runtime.num_ctx import NumCtx, choose_num_ctx, next_step, sticky
@@ -172,7 +173,8 @@ class Attempts:
         )
         if self.run.asked.num_predict is None and choice.num_predict < REPLY_LEAST and self._refuses and exact is None:
             # Such a server stops at its window by itself; the high estimate would leave the reply a word or two.
-            spare = choice.num_ctx - 1 - chars4_tokens(messages, self.run.schemas)
+            sent = self.runtime.as_sent(messages, self.run.offered)
+            spare = choice.num_ctx - 1 - chars4_tokens(sent, self.run.schemas)
             choice = replace(choice, num_predict=max(choice.num_predict, spare))
         return choice if as_sent is None else replace(choice, num_ctx=as_sent, reason="as before")
 
@@ -186,7 +188,8 @@ class Attempts:
 
     def _safe(self, messages: Sequence[Message]) -> int:
         vocabulary = None if self.run.facts is None else self.run.facts.vocab_size
-        return safe_tokens(messages, self.run.schemas, vocab_size=vocabulary)
+        sent = self.runtime.as_sent(messages, self.run.offered)
+        return safe_tokens(sent, self.run.schemas, vocab_size=vocabulary)
 
     # Sending
 
@@ -208,6 +211,7 @@ class Attempts:
         run.attempts.append(attempt)
         run.answered = len(run.result.replies)
         resumed = run.result if run.result.new_messages else None
+        told_of_tools(run)
         try:
             self.runtime.run(
                 capsule.to_messages(),
@@ -244,14 +248,15 @@ class Attempts:
 
         def fitted(messages: Sequence[Message], window: int, budget: int) -> Room:
             estimator = capsule.estimator
+            used = capsule.token_count + self.runtime.written_out([*given, *messages], estimator)
             common: dict[str, Any] = {"budget": budget, "window": window, "estimator": estimator}
             found = found_tokens(self.run, estimator)
             try:
-                return fit(messages, keep, used=capsule.token_count + found, **common)
+                return fit(messages, keep, used=used + found, **common)
             except ContextOverflowError:
                 if not withdraw_found(self.run):
                     raise
-                return fit(messages, keep, used=capsule.token_count, **common)
+                return fit(messages, keep, used=used, **common)
 
         room = fitted(own, capsule.window, capsule.budget)
         chosen = self._choose([*given, *room.messages], at_least=choice.num_ctx)

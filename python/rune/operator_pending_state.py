@@ -11,6 +11,7 @@ from rune.errors import ApprovalError, InvalidInput
 from rune.operator_run import Asked, Resumed, Run, now
 from rune.runtime.approvals import PENDING_VERSION, Decision, expiry
 from rune.runtime.capability_authority import Capability, Selection
+from rune.runtime.fallback_prompt import FallbackPrompt
 from rune.runtime.local_tool_runtime import RunResult
 from rune.runtime.num_ctx import sticky
 from rune.runtime.router import Route
@@ -54,6 +55,8 @@ def state_of(run: Run, waits_for: str, days: float) -> dict[str, Any]:
         "offered": run.offered,
         "tools": run.runtime.schemas(run.offered),
         "schemas": run.schemas,
+        "tool_mode": run.tool_mode,
+        "tool_prompt": asdict(run.prompt),
         "found": [] if capability is None else capability.take(run.offered),
         "selection": None if capability is None else asdict(capability.selection),
         "measured": [] if capability is None else list(capability.measured),
@@ -90,6 +93,12 @@ def restore(run: Run) -> None:
     assert run.resumed is not None and run.transport is not None and run.window is not None
     state = run.resumed.state
     run.offered, run.schemas = list(state["offered"]), list(state["schemas"])
+    assert run.runtime is not None
+    run.tool_mode = run.runtime.tool_mode = state.get("tool_mode", "native")
+    if run.tool_mode == "text":
+        told = state["tool_prompt"]
+        run.prompt = FallbackPrompt(told["text"], tuple(told["names"]), tuple(told["left_out"]), told["form"])
+        run.runtime.keep_prompt(run.prompt)
     sized = run.window.explicit is not None or run.transport.fixed_window
     if not sized and state["num_ctx"] and sticky.get(run.transport.server_key, run.model) is None:
         # Another num_ctx would load the model anew, and throw away the prefix that the server may still have.

@@ -12,6 +12,7 @@ from rune.context_broker import MEMORY_BLOCK_NAMES
 from rune.errors import ContextOverflowError, PromptRefused, RuneError
 from rune.inference_trace import price_for
 from rune.messages import Message, measured_text
+from rune.runtime.fallback_prompt import FallbackPrompt, ToolMode
 from rune.runtime.local_tool_runtime import PENDING, RunResult
 from rune.runtime.task_state import TaskState, new_id
 from rune.settings import Settings
@@ -125,6 +126,8 @@ class Run:
     tool_names: tuple[str, ...] = ()
     offered: list[str] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
+    tool_mode: ToolMode = "native"
+    prompt: FallbackPrompt = field(default_factory=FallbackPrompt)
     capsule: AttentionCapsule | None = None
     broker_trace: dict[str, Any] | None = None
     compaction: list[dict[str, Any]] = field(default_factory=list)
@@ -221,11 +224,14 @@ def record_values(run: Run, settings: Settings, degraded: Sequence[str]) -> dict
         "done_reason": result.done_reason,
         "calls": [reply.as_row() for reply in result.replies],
         "attempts": run.attempts,
+        "tool_mode": run.tool_mode,
         **run.ext,
         "warnings": all_warnings(run),
     }
     if run.facts is not None and run.facts.kv_bytes_per_token and run.choice is not None:
         ext["kv_cache_bytes"] = run.facts.kv_bytes_per_token * run.choice.num_ctx
+    if run.prompt.text:
+        ext["fallback_tool_prompt"] = run.prompt.as_row()
     if result.tool_events:
         ext["tools"] = [event.as_row() for event in result.tool_events]
     if run.capability is not None and run.capability.rows:

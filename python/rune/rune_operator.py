@@ -30,6 +30,7 @@ from rune.operator_assembly import assemble_turn
 from rune.operator_async import run_in_thread
 from rune.operator_attempts import Allocations, Attempts, resolve
 from rune.operator_compaction import compact_if_due
+from rune.operator_offer import offer
 from rune.operator_pending_state import restore
 from rune.operator_routing import Router, Watch, run_tiers
 from rune.operator_run import CANCELLED, PENDING, Asked, OperatorResponse, Run, record_values, shared_prefix
@@ -343,9 +344,8 @@ class RuneOperator(ApprovalsOfOperator):
             run.warnings.append(f"no tools are offered: {exc}")
             runtime = LocalToolRuntime(run.transport, tools={}, workspace=self.home, **common)
         run.tool_names = runtime.tool_names
-        capable = run.facts is not None and "tools" in (run.facts.capabilities or ())
-        run.offered = [name for name in run.asked.tools or () if name in run.tool_names] if capable else []
-        run.schemas = runtime.schemas(run.offered)
+        offer(run, runtime.tools, self.settings.tool_prompt, runtime.fallback_prompt)
+        runtime.tool_mode = run.tool_mode
         return runtime
 
     def _assemble(self, run: Run, *, dry: bool = False, before: AttentionCapsule | None = None) -> None:
@@ -452,7 +452,6 @@ class RuneOperator(ApprovalsOfOperator):
         ext = run.broker_trace["ext"]
         ext["warnings"] += [warning for warning in (run.window.note, *run.warnings) if warning]
         ext |= run.ext
-        ext["tools_assumed"] = bool(run.offered) and (run.facts is None or run.facts.capabilities is None)
         return run.capsule, run.broker_trace
 
     def _plan_on_model(self, run: Run, window: int | None, before: AttentionCapsule | None) -> None:
@@ -464,8 +463,7 @@ class RuneOperator(ApprovalsOfOperator):
             run.facts = self._known_facts(run.model)
             run.window = Window(ContextBroker.budget(window).window, None, None, "argument")
         self._tools.select(run, run.family)
-        can = None if run.facts is None else run.facts.capabilities
-        known = self._tools.known
-        run.offered = list(run.asked.tools or ()) if can is None or "tools" in can else []
-        run.schemas = [known[name].schema() for name in run.offered]
+        assumed = window is not None and (run.facts is None or run.facts.capabilities is None)
+        offer(run, self._tools.known, self.settings.tool_prompt, assume_native=assumed)
         self._assemble(run, dry=True, before=before)
+        run.ext |= {"tool_mode": run.tool_mode, "tools_assumed": bool(run.schemas) and assumed}

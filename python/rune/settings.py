@@ -130,6 +130,11 @@ class Settings:
         kinds.choice("auto", "all"),
         "whether a task is shown the tools it speaks of where all take much room, or all",
     )
+    tool_prompt: Literal["auto", "always", "off"] = _setting(
+        "auto",
+        kinds.choice("auto", "always", "off"),
+        "whether tools are described in the prompt: to models that take none in a request, always, or never",
+    )
     auto_approve: tuple[str, ...] = _setting((), kinds.names, "tools that run without asking for an approval")
     approval_days: float = _setting(7.0, kinds.days, "days that a call may wait for its approval")
     http_get: bool = _setting(False, kinds.switch, "whether there is a tool that fetches web pages")

@@ -150,7 +150,7 @@ def test_the_offer_may_be_named(runtime: Any) -> None:
     one.run(GIVEN, tools=["failing"])
     one.run(GIVEN, tools=())
     assert [sent.tool_names for sent in transport.sent] == [["failing"], []]
-    assert transport.facts_asked == 0
+    assert transport.facts_asked == 1
     with pytest.raises(InvalidInput, match="'other'"):
         one.run(GIVEN, tools=["other"])
 

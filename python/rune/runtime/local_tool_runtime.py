@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from rune import paths
+from rune.context.turns import message_tokens
 from rune.errors import BadReply, InvalidInput, StreamCut
+from rune.kernels import EstimatorLike
 from rune.messages import Message, compact_json, copy_message
 from rune.runtime.approvals import Decision
+from rune.runtime.call_filter import CallFilter
 from rune.runtime.events import OnEvent, RunEvent, ToolFinished, ToolStarted
+from rune.runtime.fallback_prompt import FallbackPrompt, ToolMode, as_text, shared_prompt
 from rune.runtime.room import Dropped, RoomRule
 from rune.runtime.services import Services
 from rune.runtime.task_state import new_id
+from rune.runtime.text_calls import ReadReply, read_native, read_text, tool_parameters
 from rune.runtime.tool_choice import unasked, usable
 from rune.runtime.tool_executor import TOOLS, Approve, Tool, ToolContext, ToolExecutor, ToolOutcome
 from rune.runtime.tool_plugins import plugins
@@ -84,6 +89,7 @@ class LocalToolRuntime:
 
     Attributes:
         model: the model's name.
+        tool_mode: how the model is given tools ("native", "text"); None finds it out from what its server says.
         received: a deep copy of the messages that the last ``run`` was given; None before the first.
         result: the result of the last run, also while it goes on and after it failed.
     """
@@ -102,6 +108,7 @@ class LocalToolRuntime:
         services: Services | None = None,
         pends: bool = False,
         decision: Decision | None = None,
+        tool_mode: ToolMode | None = None,
     ) -> None:
         """``tools`` are those of ``TOOLS`` that are on by default when None; ``workspace`` is the current folder when None.
 
@@ -127,11 +134,18 @@ class LocalToolRuntime:
         self.transport = transport
         self.model = model
         self.max_steps = max_steps
+        self.tool_mode = tool_mode
         self.received: list[Message] | None = None
         self.result = RunResult()
         self.pends = pends
         self.decision = decision
+        self._prompts: dict[tuple[str, ...], FallbackPrompt] = {}
         self._executor = ToolExecutor({tool.name: tool for tool in tools}, context, approve=approve)
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools of the allowlist by name."""
+        return self._executor.tools
 
     @property
     def tool_names(self) -> tuple[str, ...]:
@@ -146,12 +160,49 @@ class LocalToolRuntime:
     def schemas(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """The schemas of the named tools (of all when None), as they are sent, not to be changed. Raises InvalidInput for an
         unknown name."""
+        return [shared_schema(tool) for tool in self._named(names)]
+
+    def fallback_prompt(self, names: Iterable[str] | None = None) -> FallbackPrompt:
+        """What a model without tools of its own is told of the named ones (of all when None). Raises InvalidInput."""
+        tools = self._named(names)
+        key = tuple(tool.name for tool in tools)
+        if key not in self._prompts:
+            made = shared_prompt(tools)
+            # The tools that it has room for stand for the same prompt.
+            self._prompts[key] = self._prompts[made.names] = made
+        return self._prompts[key]
+
+    def keep_prompt(self, prompt: FallbackPrompt) -> None:
+        """Tells of the tools in ``prompt`` as it does, whatever would be written of them today: a turn that goes on."""
+        self._prompts[prompt.names] = prompt
+
+    def as_sent(self, messages: Sequence[Message], names: Iterable[str] = ()) -> list[Message]:
+        """The messages as the transport gets them when the named tools are offered: the same, or written out as text."""
+        if self.tool_mode != "text":
+            return list(messages)
+        return as_text(messages, self.fallback_prompt(names).text)
+
+    def written_out(self, messages: Sequence[Message], estimator: EstimatorLike) -> int:
+        """Tokens that messages take more when they are written out as text; 0 for a model that takes them as they are."""
+        if self.tool_mode != "text":
+            return 0
+        return max(0, message_tokens(as_text(messages), estimator) - message_tokens(messages, estimator))
+
+    def _named(self, names: Iterable[str] | None) -> list[Tool]:
         known = self._executor.tools
         names = known if names is None else list(names)
         for name in names:
             if name not in known:
                 raise InvalidInput(f"there is no tool {name!r}; there are: {', '.join(known) or 'none'}")
-        return [shared_schema(known[name]) for name in names]
+        return [known[name] for name in names]
+
+    def _find_mode(self, named: bool) -> ToolMode:
+        """Tools go into the request of a model that takes them, and into the prompt of any other; tools that were asked for
+        by name also into the request of one of which nothing is known: its server may say no."""
+        capabilities = _model_capabilities(self.model, self.transport)
+        if capabilities is None:
+            return "native" if named else "text"
+        return "native" if "tools" in capabilities else "text"
 
     def run(
         self,
@@ -169,8 +220,7 @@ class LocalToolRuntime:
         """Sends messages in normal form, runs the tools that are asked for, and goes on until there is an answer.
 
         Args:
-            tools: names of the tools to offer, or a function that gives them before every call; None offers all if the model
-                is known to take tools, else none.
+            tools: names of the tools to offer, or a function that gives them before every call; None offers all.
             room: asked before every further call for what may be sent (see ``rune.runtime.room``).
             resume: the result of an earlier attempt at the same task: its calls are not made again.
             passthrough: further arguments of ``Transport.chat`` (format, think, keep_alive, options, …).
@@ -184,10 +234,10 @@ class LocalToolRuntime:
         self.received = [copy_message(message) for message in messages]
         result = self.result = resume or RunResult()
         result.done_reason = result.note = ""
-        if tools is None:
-            capable = _model_capabilities(self.model, self.transport) if self._executor.tools else None
-            tools = self.tool_names if capable is not None and "tools" in capable else ()
-        offered = tools if callable(tools) else lambda: tools
+        if self.tool_mode is None and self._executor.tools and (tools is None or tools):
+            self.tool_mode = self._find_mode(named=tools is not None)
+        names = self.tool_names if tools is None else tools
+        offered = names if callable(names) else lambda: names
         loop = _Loop(self, result, list(messages), offered, on_event, cancel)
         loop.run(room, {"num_ctx": num_ctx, "num_predict": num_predict, **passthrough})
         return result
@@ -212,8 +262,10 @@ class _Loop:
         # As sent: results that made way are lines here, and whole in the result.
         self.own = list(result.sent or result.new_messages)
         result.sent = []
+        self.text = runtime.tool_mode == "text"
         self.offered = offered
-        self.schemas = runtime.schemas(offered())
+        self.names = self._names()
+        self.parameters = tool_parameters(self.executor.tools)
         self.on_event = on_event
         self.cancel = cancel
         self.made = result.made
@@ -238,32 +290,38 @@ class _Loop:
                 self.result.dropped += fitted.dropped
                 sizes = {"num_ctx": fitted.num_ctx, "num_predict": fitted.num_predict}
                 arguments |= {name: value for name, value in sizes.items() if value is not None}
-            self.schemas = self.runtime.schemas(self.offered())
+            self.names = self._names()
             reply = self._ask(arguments)
             if reply is None:
                 return self._stop("cancelled", "cancelled")
-            self._add(reply.message())
-            self.result.text = reply.text
-            if not reply.tool_calls:
+            read = self._read(reply)
+            self._add(read.message)
+            self.result.text = read.message["content"]
+            if not read.calls:
                 self.result.done_reason = reply.done_reason
                 return None
-            if not self._answer(reply.tool_calls):
+            if not self._answer(read.calls, errors=read.errors):
                 return None
 
     def _ask(self, arguments: dict[str, Any]) -> ChatReply | None:
         """The next reply, or None when the run was cancelled meanwhile."""
         came: list[str] = []
+        shown: CallFilter | None = None
+        if self.text and self.names and self.on_event is not None:
+            shown = CallFilter(self.parameters, lambda text: self._tell(TextDelta(text)))
 
         def hear(event: RunEvent) -> None:
             if isinstance(event, TextDelta):
                 came.append(event.text)
-            self._tell(event)
+                if shown is not None:
+                    return shown.feed(event.text)
+            return self._tell(event)
 
         try:
             reply = self.runtime.transport.chat(
-                [*self.given, *self.own],
+                self.runtime.as_sent([*self.given, *self.own], self.names),
                 model=self.runtime.model,
-                tools=self.schemas,
+                tools=[] if self.text else self.runtime.schemas(self.names),
                 on_event=hear,
                 cancel=self.cancel,
                 **arguments,
@@ -272,18 +330,36 @@ class _Loop:
             self.result.text = "".join(came) or self.result.text  # what was shown is part of the record
             raise
         except (StreamCut, BadReply) as exc:
+            if shown is not None:
+                shown.finish()
             if exc.partial_text:
                 self.result.text = exc.partial_text
             if self.cancelled:
                 return None
             raise
+        if shown is not None:
+            shown.finish()
         self.result.replies.append(reply)
         return reply
 
-    def _answer(self, calls: Sequence[dict[str, Any]], decision: Decision | None = None) -> bool:
+    def _read(self, reply: ChatReply) -> ReadReply:
+        seed = f"{self.executor.context.run_id} {len(self.result.replies)}"
+        return (read_text if self.text else read_native)(reply, self.parameters if self.names else {}, seed=seed)
+
+    def _names(self) -> list[str]:
+        """The tools of the next call. Raises InvalidInput for one that there is not."""
+        return [tool.name for tool in self.runtime._named(self.offered())]
+
+    def _answer(
+        self,
+        calls: Sequence[dict[str, Any]],
+        decision: Decision | None = None,
+        errors: Mapping[int, str] | None = None,
+    ) -> bool:
         """Runs the calls of one reply in their order, so that each has its result; False when the run is to stop.
 
         ``decision`` is that on the first of them. A call that waits for one ends the run, and those behind it wait as well.
+        ``errors``: what the model is told instead of making a call, by its position.
         """
         stop: tuple[str, str] | None = None
         waiting = list(calls)
@@ -301,7 +377,9 @@ class _Loop:
                         f"Stopped: the model asked for the same call of {name} {SAME_CALL_MAX} times, with the same "
                         "arguments, and would go on so.",
                     )
-                if stop is None and decision is None and self.runtime.pends and self.executor.waits(call):
+                error = (errors or {}).get(len(calls) - len(waiting))
+                asks = error is None and decision is None and self.runtime.pends
+                if stop is None and asks and self.executor.waits(call):
                     self.result.waiting, waiting = waiting, []
                     self.result.sent = list(self.own)
                     self._stop(PENDING, f"waiting for an approval of {name}")
@@ -310,10 +388,15 @@ class _Loop:
                     outcome = self.executor.refuse(call, stop[1])
                 else:
                     self.made[signature] += 1
-                    if decision is None or decision.approved:
-                        changed = None if decision is None else decision.arguments
-                        self._tell(ToolStarted(name, given if changed is None else changed, len(self.result.replies)))
-                    outcome = self.executor.execute(call, self.cancel, decision)
+                    if error:
+                        outcome = self.executor.refuse(call, error)
+                    else:
+                        if decision is None or decision.approved:
+                            changed = None if decision is None else decision.arguments
+                            self._tell(
+                                ToolStarted(name, given if changed is None else changed, len(self.result.replies))
+                            )
+                        outcome = self.executor.execute(call, self.cancel, decision)
                 decision = None
                 del waiting[0]
                 self._took(outcome)
