@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rune import Conversation, RuneOperator, Settings, read_traces
-from rune.inference_trace import verify_row
+from rune import Conversation, RuneOperator, Settings
+from rune.inference_trace import InferenceTraceStore, verify_row
 from rune.memory import interchange
 from rune.messages import Message
 from rune.paths import database, journal
@@ -110,6 +110,11 @@ def lines(rows: int, seed: int = 7) -> Iterator[str]:
         )
 
 
+def settings_of(home: Path) -> Settings:
+    """The trace is rotated under the operators, and nothing of it is thrown away."""
+    return Settings.load(home, env={}, workspace=str(home.parent), trace_backups=1000)
+
+
 def filled_home(folder: Path, rows: int) -> Path:
     """A home whose stores hold so many rows of each kind."""
     if rows:
@@ -131,7 +136,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.transport = InstantTransport()
-        settings = Settings.load(self.home, env={}, workspace=str(self.home.parent))
+        settings = settings_of(self.home)
         self.operator = RuneOperator(self.transport, MODEL, self.home, settings)
         self.session = Conversation(f"worker-{self.number}")
         self.turn = 0
@@ -166,7 +171,7 @@ def check(home: Path, workers: Sequence[Worker]) -> list[str]:
     """What is wrong with the records of a home, a sentence each."""
     wrong = [words for worker in workers for words in worker.wrong]
     expected = {run_id: what for worker in workers for run_id, what in worker.expected.items()}
-    rows = read_traces(home)
+    rows = InferenceTraceStore(home, settings_of(home)).read()
     if rows.skipped or rows.bad_fields:
         wrong.append(f"{rows.skipped} lines of the trace are torn, bad fields: {rows.bad_fields}")
     seen = Counter(row["ext"]["run_id"] for row in rows)
