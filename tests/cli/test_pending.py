@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import Rune
-from playback import PlaybackServer, Request, Step, json_answer, ndjson, reply_lines, unused_port
+from playback import SHOW, PlaybackServer, Request, Step, json_answer, ndjson, reply_lines, unused_port
 from rune import Conversation
 from rune.cli.pending import pending
 from rune.context.compaction import PENDING_APPROVAL
@@ -143,6 +143,25 @@ def test_a_killed_turn_goes_on_in_another_process_with_the_same_bytes(
     session = Conversation.open("s", rune.home)
     assert [m["role"] for m in session.turns[0]] == ["user", "assistant", "tool", "assistant"]
     assert session.state_of(PENDING_APPROVAL) is None and rune.json("pending", "list") == []
+
+
+def test_a_model_that_is_told_of_tools_in_words_goes_on_with_the_same_bytes_too(
+    rune: Rune, server: PlaybackServer, work: Path
+) -> None:
+    server.routes["/api/show"] = json_answer({**SHOW, "capabilities": ["completion"]})
+    wanted = json.dumps({"name": "write_file", "arguments": WRITE["function"]["arguments"]})
+    server.routes["/api/chat"] = [saying(f"I will write it.\n```json\n{wanted}\n```"), saying("It is written.")]
+    rune.env["RUNE_TOOL_PROMPT"] = "auto"
+    assert rune("ask", "Write the file out.txt").returncode == 4
+    done = rune("pending", "approve", only_id(rune))
+    assert (done.returncode, done.stdout) == (0, "It is written.\n"), done.stderr
+    assert (work / "out.txt").read_text() == "first\nsecond\n"
+    before, after = map(messages_bytes, chats(server))
+    assert after.startswith(before[:-1]) and not chats(server)[1].json.get("tools")
+    asked, answered = rows(rune)
+    for row in (asked, answered):
+        assert row["ext"]["tool_mode"] == "text" and row["ext"]["fallback_tool_prompt"]
+    assert asked["capsule_messages"] == answered["capsule_messages"]
 
 
 def test_ask_says_in_one_line_how_to_go_on(rune: Rune, server: PlaybackServer, work: Path) -> None:
