@@ -4,6 +4,7 @@ last, is what the transport was given, and is what every digest, span and count 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from rune.errors import BadReply, PromptRefused, ToolError
 from rune.inference_trace import verify_row
 from rune.kernels import digest, get_estimator
 from rune.messages import IMAGE_TOKENS, Message, canonical_json, image_count, measured_text
+from rune.runtime.fallback_prompt import as_text
 from rune.runtime.local_tool_runtime import LocalToolRuntime
 from rune.runtime.num_ctx import sticky
 from rune.runtime.tool_executor import make_tool
@@ -25,9 +27,10 @@ from scripted import ScriptedTransport, calls
 
 class Tiered(ScriptedTransport):
     windows: dict[str, int]
+    can: dict[str, str]
 
     def fetch_facts(self, model: str) -> ModelFacts:
-        return facts_of(self.windows[model], "tools")
+        return facts_of(self.windows[model], self.can[model])
 
 
 def look(number: int = 0, size: int = 4) -> str:
@@ -63,6 +66,7 @@ class Way(NamedTuple):
     runs: int = 1
     settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
     holds: Callable[[dict[str, Any]], bool] = lambda row: True
+    can: tuple[str, str] = ("tools", "tools")
 
 
 def attempts(*outcomes: str) -> Callable[[dict[str, Any]], bool]:
@@ -79,6 +83,16 @@ def filled_but_for_half_a_note(operator: RuneOperator, session: Conversation) ->
     capsule, trace = operator.plan(task, session)
     note = trace["ext"]["safety"]["tokens_after"] - trace["ext"]["safety"]["tokens_before"]
     return task + "." * 4 * (capsule.budget - capsule.token_count + note // 2)
+
+
+def in_words(name: str, **arguments: Any) -> str:
+    """A call as a model without tools of its own makes it."""
+    return f"```tool_call\n{json.dumps({'name': name, 'arguments': arguments})}\n```"
+
+
+def told(row: dict[str, Any]) -> bool:
+    """Whether the model that ended the run was told of its tools in words."""
+    return row["ext"]["tool_mode"] == "text" and row["per_block_tokens"]["fallback_tool_prompt"] > 0
 
 
 LONG_HISTORY = (8, 400, "7391")
@@ -172,6 +186,33 @@ WAYS = {
         settings={"tiers": TIERS},
         holds=lambda row: row["model"] == "tiny:1b",
     ),
+    "the fallback tool prompt": Way(["ok"], holds=told, can=("completion", "completion")),
+    "a tool loop in words": Way(
+        [in_words("look", number=1), in_words("fail"), "ok"],
+        "Delete everything.",
+        holds=told,
+        can=("completion", "completion"),
+    ),
+    "a climb with the fallback tool prompt": Way(
+        [in_words("look"), refusal(), "ok"], runs=2, holds=told, can=("completion", "completion")
+    ),
+    "a fallback tool prompt that does not fit": Way(
+        ["ok"], windows=(2400, 2400), holds=lambda row: "tools_do_not_fit" in row["ext"]["warnings"], can=("", "")
+    ),
+    "an escalation from words to schemas": Way(
+        [*(in_words("fail", number=n) for n in range(3)), calls(("look", {})), "ok"],
+        runs=2,
+        settings={"tiers": TIERS},
+        holds=escalated("tool_failures"),
+        can=("completion", "tools"),
+    ),
+    "an escalation from schemas to words": Way(
+        [*(calls(("fail", {"number": n})) for n in range(3)), in_words("look"), "ok"],
+        runs=2,
+        settings={"tiers": TIERS},
+        holds=lambda row: told(row) and escalated("tool_failures")(row),
+        can=("tools", "completion"),
+    ),
     "a run that fails": Way([BadReply("broken", status=400)], holds=lambda row: row["success"] is False),
     "a run that is refused for good": Way(
         [refusal()],
@@ -223,6 +264,9 @@ def check_row(row: dict[str, Any], received: list[Message]) -> None:
     hashes = row["capsule_content_hashes"]
     system = messages[0]["content"]
     checked = {"tool_schemas"} & set(hashes)
+    if "fallback_tool_prompt" in hashes:
+        assert digest(row["ext"]["fallback_tool_prompt"]["text"]) == hashes["fallback_tool_prompt"]
+        checked.add("fallback_tool_prompt")
     for name, (start, end) in row["ext"]["spans"].items():
         assert digest(system[start:end]) == hashes[name], name
         checked.add(name)
@@ -240,8 +284,8 @@ def check_row(row: dict[str, Any], received: list[Message]) -> None:
     pieces += [messages[-1]["content"][a:b] for a, b in row["ext"]["user_spans"].values()]
     pieces += [measured_text(message) for message in messages[1:-1]]
     counted = sum(estimator.many(pieces)) + sum(IMAGE_TOKENS * image_count(message) for message in messages)
-    schemas = row["per_block_tokens"].get("tool_schemas", 0)
-    assert row["capsule_token_count"] == counted + schemas
+    tools = sum(row["per_block_tokens"].get(name, 0) for name in ("tool_schemas", "fallback_tool_prompt"))
+    assert row["capsule_token_count"] == counted + tools
     assert row["capsule_token_count"] <= row["input_budget"]
     changed = sum(c["tokens"] - c["tokens_before"] for c in row["ext"].get("changes", ()))
     assert (
@@ -252,6 +296,7 @@ def check_row(row: dict[str, Any], received: list[Message]) -> None:
 def operator_of(home: Path, way: Way, script: list[Any]) -> tuple[RuneOperator, Tiered]:
     transport = Tiered(script, repeat=True)
     transport.windows = {"scripted": way.windows[0], "tiny:1b": way.windows[0], "big:70b": way.windows[1]}
+    transport.can = {"scripted": way.can[0], "tiny:1b": way.can[0], "big:70b": way.can[1]}
     settings = Settings.load(home, env={}, workspace=str(home.parent), **way.settings)
     return RuneOperator(
         transport, None if "tiers" in way.settings else "scripted", home, settings, tools=TOOLS
@@ -274,9 +319,12 @@ def test_what_is_recorded_is_what_was_received_and_what_was_sent(
     # Every call of the last attempt was sent what was received, and behind it what the run itself had added by then.
     last = row["ext"]["attempts"][-1]
     count = len(row["ext"]["calls"]) - last["first_call"] + (last["outcome"] != "answered")
-    own = [sent.messages[len(received[-1]) :] for sent in transport.sent[-count:]]
+    wire = received[-1]
+    if row["ext"]["tool_mode"] == "text":
+        wire = as_text(wire, row["ext"].get("fallback_tool_prompt", {}).get("text", ""))
+    own = [sent.messages[len(wire) :] for sent in transport.sent[-count:]]
     for sent in transport.sent[-count:]:
-        assert sent.messages[: len(received[-1])] == received[-1]
+        assert sent.messages[: len(wire)] == wire
         assert sent.model == row["model"]
     assert [message["role"] for message in own[0]].count("assistant") == last["first_call"]
 
