@@ -197,7 +197,7 @@ WAYS = {
         [in_words("look"), refusal(), "ok"], runs=2, holds=told, can=("completion", "completion")
     ),
     "a fallback tool prompt that does not fit": Way(
-        ["ok"], windows=(2400, 2400), holds=lambda row: "tools_do_not_fit" in row["ext"]["warnings"], can=("", "")
+        ["no tools"], windows=(2400, 2400), holds=lambda row: "tools_do_not_fit" in row["ext"]["warnings"], can=("", "")
     ),
     "an escalation from words to schemas": Way(
         [*(in_words("fail", number=n) for n in range(3)), calls(("look", {})), "ok"],
