@@ -413,6 +413,23 @@ def test_side_effects_of_contributors_happen_once(home: Path) -> None:
         assert [row["recalls"] for row in kinds.list_rows(db, "memory")] == [1]
 
 
+def test_the_cost_is_that_of_every_models_calls(home: Path) -> None:
+    prices = {"tiny:1b": {"input": 1, "output": 2}, "big:70b": {"input": 10, "output": 20}}
+    script = [*(calls(("fail", {"number": n}), prompt_tokens=1000) for n in range(3)), reply("ok", prompt_tokens=2000)]
+    operator_on(home, Tiered(script), TOOLS, prices=prices).run(CHAT)
+    row = only_row(home)
+    outputs = [call["output_tokens"] for call in row["ext"]["calls"]]
+    expected = (3 * 1000 * 1 + sum(outputs[:3]) * 2 + 2000 * 10 + outputs[3] * 20) / 1e6
+    assert row["cost_basis"] == "price-map" and row["cost_usd"] == pytest.approx(expected)
+    assert row["ext"]["price"]["model"] == "tiny:1b + big:70b"
+
+
+def test_without_the_price_of_one_of_them_there_is_no_cost(home: Path) -> None:
+    script = [*(calls(("fail", {"number": n})) for n in range(3)), "ok"]
+    operator_on(home, Tiered(script), TOOLS, prices={"big:70b": {"input": 10, "output": 20}}).run(CHAT)
+    assert (only_row(home)["cost_usd"], only_row(home)["cost_basis"]) == (None, "local-unpriced")
+
+
 # Plans
 
 

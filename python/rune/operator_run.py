@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from rune.context_broker import MEMORY_BLOCK_NAMES
 from rune.errors import ContextOverflowError, PromptRefused, RuneError
-from rune.inference_trace import price_for
 from rune.messages import Message, measured_text
 from rune.runtime.fallback_prompt import FallbackPrompt, ToolMode
 from rune.runtime.local_tool_runtime import PENDING, RunResult
 from rune.runtime.task_state import TaskState, new_id
 from rune.settings import Settings
+from rune.traces.prices import price_of_calls
 from rune.transports.base import Usage, Verdict
 
 if TYPE_CHECKING:
@@ -269,10 +269,18 @@ def record_values(run: Run, settings: Settings, degraded: Sequence[str]) -> dict
         "capsule_content_hashes": {} if capsule is None else capsule.content_hashes(),
         "capsule_token_count": 0 if capsule is None else capsule.token_count,
         "memory_block_names": MEMORY_BLOCK_NAMES,
-        "price": price_for(run.model, settings),
+        "price": price_of_calls(_calls_by_model(run), run.model, settings),
         "remote": remote,
         "ext": ext,
     }
+
+
+def _calls_by_model(run: Run) -> list[tuple[str, int | None, int | None]]:
+    """Every answered call by the model that was asked (a server may give it another name), with its counts."""
+    names = [run.model] * len(run.result.replies)
+    for attempt in run.attempts:
+        names[attempt["first_call"] :] = [attempt["model"]] * (len(names) - attempt["first_call"])
+    return [(n, r.prompt_tokens, r.output_tokens) for n, r in zip(names, run.result.replies, strict=True)]
 
 
 def shared_prefix(before: Sequence[Message], sent: Sequence[Message]) -> dict[str, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rune.settings import Settings
 
-__all__ = ["LOCAL_UNPRICED", "PRICE_MAP", "REMOTE_UNPRICED", "Price", "cost_of", "price_for"]
+__all__ = ["LOCAL_UNPRICED", "PRICE_MAP", "REMOTE_UNPRICED", "Price", "cost_of", "price_for", "price_of_calls"]
 
 LOCAL_UNPRICED = "local-unpriced"
 REMOTE_UNPRICED = "remote-unpriced"
@@ -42,6 +43,30 @@ def price_for(model: str, settings: Settings | None = None) -> Price | None:
         if name in prices:
             return Price(name, float(prices[name]["input"]), float(prices[name]["output"]))
     return None
+
+
+def price_of_calls(
+    calls: Iterable[tuple[str, int | None, int | None]], model: str, settings: Settings | None = None
+) -> Price | None:
+    """The price of a run whose calls, as (model, prompt tokens, reply tokens), were answered by several models.
+
+    It is such that the run's sums cost what its calls cost one by one; of one model it is that model's. None when a model
+    that answered has no price. ``model`` is the run's, for one without an answer. Raises as ``price_for``.
+    """
+    calls = list(calls)
+    names = list(dict.fromkeys(name for name, _, _ in calls)) or [model]
+    prices = {name: price_for(name, settings) for name in names}
+    if len(names) == 1:
+        return prices[names[0]]
+    found = [(prices[name], prompt or 0, output or 0) for name, prompt, output in calls]
+    if any(price is None for price, _, _ in found):
+        return None
+    prompts, outputs = sum(prompt for _, prompt, _ in found), sum(output for _, _, output in found)
+    return Price(
+        " + ".join(names),
+        sum(price.input * prompt for price, prompt, _ in found if price) / (prompts or 1),
+        sum(price.output * output for price, _, output in found if price) / (outputs or 1),
+    )
 
 
 def cost_of(
