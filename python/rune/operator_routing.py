@@ -51,6 +51,11 @@ class Router:
         self.tiers: tuple[Tier, ...] = tiers_of(settings.tiers)
 
     @property
+    def chosen_from(self) -> tuple[Tier, ...]:
+        """The tiers that tasks are given to; none where one model runs everything."""
+        return self.tiers if len(self.tiers) > 1 and not self.named else ()
+
+    @property
     def first(self) -> str | None:
         """The model to open an engine with: the named one, else the first tier's; None where nothing says."""
         return self.named or (self.tiers[0].model if self.tiers else None)

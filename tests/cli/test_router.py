@@ -87,6 +87,18 @@ def test_plan_and_doctor_show_the_tiers(rune: Rune, ollama: PlaybackServer) -> N
     assert ollama.requests_to("/api/chat") == []
 
 
+def test_chat_names_the_tiers_leaves_them_and_comes_back(rune: Rune, ollama: PlaybackServer) -> None:
+    done = rune(
+        "chat", stdin="/model\nFix this code\n/model tiny:1b\nFix this code\n/model\n/model tiers\nFix this code\n"
+    )
+    assert "tiny:1b → big:70b · session" in done.stderr
+    assert "* tiny:1b (tier small)\n* big:70b (tier large)\n" in done.stdout
+    assert "* tiny:1b\n  big:70b\n" in done.stdout
+    assert [request.json["model"] for request in ollama.requests_to("/api/chat")] == ["big:70b", "tiny:1b", "big:70b"]
+    (rune.home / "config.toml").write_text("")
+    assert "there are no tiers" in rune("chat", stdin="/model tiers\n").stderr
+
+
 def test_doctor_finds_a_tier_whose_model_is_not_there(rune: Rune, ollama: PlaybackServer) -> None:
     (rune.home / "config.toml").write_text(TIERS.replace("big:70b", "other:9b"))
     checks = {check["check"]: check for check in rune.json("doctor", code=3)["checks"]}

@@ -61,6 +61,17 @@ class Chat:
         self.operator.close()
         self.operator = other
 
+    def use_tiers(self) -> None:
+        """Lets the router choose again. Raises InvalidInput where there are no tiers."""
+        from dataclasses import replace
+
+        from rune.rune_operator import RuneOperator
+
+        if len(self.settings.tiers) < 2:
+            raise InvalidInput("there are no tiers: name two models or more under [tiers] in config.toml")
+        self.operator.close()
+        self.operator = RuneOperator(settings=replace(self.settings, model=None))
+
     def say(self, text: str) -> None:
         """Runs one turn and shows it as it comes. Ctrl-C ends the turn, and leaves the session as it was before."""
         self.decide(
@@ -214,8 +225,7 @@ def chat(
     try:
         _, found = state.operator.engine()
         turns = f", {len(session.turns)} turns so far" if len(session.turns) else ""
-        tiers = state.operator.router.tiers if not state.operator.router.named else ()
-        found = " → ".join(tier.model for tier in tiers) or found
+        found = " → ".join(tier.model for tier in state.operator.router.chosen_from) or found
         click.echo(
             f"{printable(found)} · session {printable(name)}{turns} · /help lists commands, Ctrl-D ends", err=True
         )

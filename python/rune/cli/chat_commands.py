@@ -21,7 +21,7 @@ _HELP = """\
 /context TEXT    what TEXT would send now; nothing is sent
 /memory [...]    rune memory ...; alone it lists, with other words it searches
 /traces [...]    rune traces ...; alone it shows the last records of runs
-/model [NAME]    which models there are, and which is in use; goes on with NAME
+/model [NAME]    which models there are, and which is in use; goes on with NAME ("tiers": the router chooses again)
 /tools           what the model may call; /tools on, /tools off
 /session         the turns of this session
 /pending [...]   rune pending ...; turns that wait for an approval
@@ -100,13 +100,18 @@ def _context(chat: Chat, text: str) -> None:
 
 def _model(chat: Chat, name: str) -> None:
     if name:
-        chat.use_model(name)
+        if name == "tiers":
+            chat.use_tiers()
+        else:
+            chat.use_model(name)
         click.echo(f"going on with {printable(name)}")
         return
     transport, used = chat.operator.engine()
+    tiers = {tier.model: tier.name for tier in chat.operator.router.chosen_from}
     for listing in transport.models():
-        mark = "*" if listing.name == used else " "
-        click.echo(f"{mark} {printable(listing.name)}" + (" (remote)" if listing.remote else ""))
+        mark = "*" if listing.name == used or listing.name in tiers else " "
+        tier = f" (tier {printable(tiers[listing.name])})" if listing.name in tiers else ""
+        click.echo(f"{mark} {printable(listing.name)}{tier}" + (" (remote)" if listing.remote else ""))
 
 
 def _tools(chat: Chat, word: str) -> None:
