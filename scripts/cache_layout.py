@@ -1,10 +1,11 @@
 """The two layouts on the embedded engine: how long it reads prompts when a note changes with every turn.
 
-    python scripts/cache_layout.py [--windows 4096,8192] [--turns 30] [--json]
+    python scripts/cache_layout.py [--windows 4096,8192] [--turns 30] [--with-tools] [--json]
 
 The first turns of the tau stream (``$RUNE_SHARED/data``, else ``../shared/data``), one run per layout and window, the same texts
 in both, history as deep as the budget allows, and a note of about 200 tokens in the block ``memory`` that is another one each
-turn. Sums are over the turns from the sixth on. At 8192 the ``seed`` layout alone takes a quarter of an hour on two cores.
+turn. The texts of user and assistant: the model's template has no words for calls of tools; ``--with-tools`` takes calls and
+results along. Sums are over the turns from the sixth on. At 8192 ``seed`` alone takes a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from history_table import PERSONA, data_folder, sessions_of
 
 from rune import ContributionBlock, Conversation, LlamaCppChatTransport, RuneOperator, Settings
 from rune import contributors as made
-from rune.messages import normalise, split_system, split_turns
+from rune.messages import is_complete, normalise, split_system, split_turns
 
 FIRST_COUNTED = 5
 WORDS = (
@@ -60,7 +61,13 @@ def notes(turns: int) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=150)) for _ in range(turns)]
 
 
-def run(window: int, layout: str, turns: int) -> dict[str, Any]:
+def texts_of(turn: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What user and assistant said in a turn, without calls and results."""
+    said = (m for m in turn if m["role"] in ("user", "assistant") and m["content"].strip())
+    return [{"role": m["role"], "content": m["content"]} for m in said]
+
+
+def run(window: int, layout: str, turns: int, *, with_tools: bool = False) -> dict[str, Any]:
     """Prompt times in ms and cached shares of one run, a value for each counted turn."""
     every = list(sessions_of("tau_airline"))
     # The stream's own system message would fill the smaller window by itself: the persona stands alone.
@@ -73,7 +80,8 @@ def run(window: int, layout: str, turns: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as home, contextlib.closing(LlamaCppChatTransport(n_ctx=window)) as engine:
         settings = Settings.load(home, env={}, layout=layout, compaction=False, num_predict=1)
         with Noted(engine, home=home, settings=settings) as operator:
-            for number, (turn, note) in enumerate(zip(split_turns(rest), notes(turns), strict=False)):
+            stream = split_turns(rest) if with_tools else filter(is_complete, map(texts_of, split_turns(rest)))
+            for number, (turn, note) in enumerate(zip(stream, notes(turns), strict=False)):
                 operator.note = note
                 asked = "\n\n".join(message["content"] for message in turn if message["role"] == "user")
                 response = operator.run(asked, Recorded.of(session), tools=False)
@@ -83,9 +91,8 @@ def run(window: int, layout: str, turns: int) -> dict[str, Any]:
                     times.append(call["prompt_duration_ms"])
                     cached.append(call["cached_tokens"])
                     prompts.append(call["prompt_tokens"])
-                    prefix = response.trace["ext"]["prefix"]
                     agreement.append(
-                        prefix["chars"] / prefix["of_chars"] - call["cached_tokens"] / call["prompt_tokens"]
+                        response.trace["ext"]["prefix"]["share"] - call["cached_tokens"] / call["prompt_tokens"]
                     )
                 session.append(turn)
                 print(f"{window} {layout} {number + 1}/{turns}", end="\r", file=sys.stderr, flush=True)
@@ -120,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", default="4096,8192", help="windows in tokens, with commas")
     parser.add_argument("--turns", type=int, default=30, help="turns of each run; the first five are not counted")
+    parser.add_argument("--with-tools", action="store_true", help="take calls and results of tools along")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args(arguments)
     if not data_folder().is_dir():
@@ -127,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     found = []
     for window in map(int, given.windows.split(",")):
-        seed, cache = (run(window, layout, given.turns) for layout in ("seed", "cache"))
+        seed, cache = (run(window, layout, given.turns, with_tools=given.with_tools) for layout in ("seed", "cache"))
         found += [seed, {**cache, "seed_by_cache": seed["sum_ms"] / cache["sum_ms"]}]
     if given.json:
         print(json.dumps(found, indent=2))

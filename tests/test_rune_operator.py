@@ -25,9 +25,10 @@ from rune.errors import (
     StreamCut,
     TransportError,
 )
-from rune.kernels import digest
+from rune.kernels import digest, get_estimator
 from rune.messages import measured_text
-from rune.operator_run import shared_prefix, worst_verdict
+from rune.operator_prefix import shared_prefix
+from rune.operator_run import worst_verdict
 from rune.rune_operator import _PERSONA_PROMPT
 from rune.runtime.events import ToolStarted
 from rune.runtime.num_ctx import sticky
@@ -138,23 +139,39 @@ def test_what_a_call_shares_with_the_one_before(home: Path) -> None:
     found = rows(home)
     assert "prefix" not in found[0]["ext"]
     system = found[1]["capsule_messages"][0]["content"]
+    sent, script = [measured_text(m) for m in found[1]["capsule_messages"]], get_estimator("script")
+    tokens, of_tokens = sum(script.many(sent[:3])) + 3 * 8, sum(script.many(sent)) + 4 * 8
     assert found[1]["ext"]["prefix"] == {
         "messages": 3,
         "chars": len(system) + len("first") + len("one"),
-        "of_chars": sum(len(measured_text(m)) for m in found[1]["capsule_messages"]),
+        "of_chars": sum(map(len, sent)),
+        "tokens": tokens,
+        "of_tokens": of_tokens,
+        "share": round(tokens / of_tokens, 4),
     }
     assert found[2]["ext"]["prefix"]["messages"] == 5
 
 
 def test_the_shared_prefix_is_exact() -> None:
+    chars4 = get_estimator("chars4")
     before = [{"role": "system", "content": "abcdef" * 50}, {"role": "user", "content": "x"}]
     for at in (0, 1, 57, 299, 300):
         other = before[0]["content"][:at] + "?" + before[0]["content"][at + 1 :]
         sent = [{"role": "system", "content": other}, before[1]]
-        assert shared_prefix(before, sent)["chars"] == (at if at < 300 else 300)
-    assert shared_prefix(before, before) == {"messages": 2, "chars": 301, "of_chars": 301}
-    assert shared_prefix(before, [{"role": "user", "content": "abc"}])["chars"] == 0
-    assert shared_prefix([], before)["messages"] == 0
+        found = shared_prefix(before, sent, chars4)
+        assert found["chars"] == (at if at < 300 else 300)
+        assert found["tokens"] == at // 4
+    assert shared_prefix(before, before, chars4) == {
+        "messages": 2,
+        "chars": 301,
+        "of_chars": 301,
+        "tokens": 75 + 16,
+        "of_tokens": 75 + 16,
+        "share": 1.0,
+    }
+    assert shared_prefix(before, [{"role": "user", "content": "abc"}], chars4)["chars"] == 0
+    assert shared_prefix([], before, chars4)["messages"] == 0
+    assert shared_prefix([], [], chars4)["share"] == 0.0
 
 
 def test_the_worst_verdict_counts() -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from rune.context_broker import MEMORY_BLOCK_NAMES
 from rune.errors import ContextOverflowError, PromptRefused, RuneError
-from rune.messages import Message, measured_text
 from rune.runtime.fallback_prompt import FallbackPrompt, ToolMode
 from rune.runtime.local_tool_runtime import PENDING, RunResult
 from rune.runtime.task_state import TaskState, new_id
@@ -40,7 +39,6 @@ __all__ = [
     "Run",
     "now",
     "record_values",
-    "shared_prefix",
     "worst_verdict",
 ]
 
@@ -281,32 +279,3 @@ def _calls_by_model(run: Run) -> list[tuple[str, int | None, int | None]]:
     for attempt in run.attempts:
         names[attempt["first_call"] :] = [attempt["model"]] * (len(names) - attempt["first_call"])
     return [(n, r.prompt_tokens, r.output_tokens) for n, r in zip(names, run.result.replies, strict=True)]
-
-
-def shared_prefix(before: Sequence[Message], sent: Sequence[Message]) -> dict[str, int]:
-    """How much of a message list was the same as in the call before, from the front: what a server's prefix cache can use.
-
-    Whole messages, characters of the measured text (those of the first message that differs too), and all its characters.
-    """
-    messages = chars = 0
-    for old, new in zip(before, sent, strict=False):
-        if old == new:
-            messages += 1
-            chars += len(measured_text(new))
-            continue
-        if old["role"] == new["role"]:
-            chars += _common(measured_text(old), measured_text(new))
-        break
-    return {"messages": messages, "chars": chars, "of_chars": sum(len(measured_text(m)) for m in sent)}
-
-
-def _common(a: str, b: str) -> int:
-    """Characters that two texts share from the front; by halving, as comparing slices is quick."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -23,6 +23,7 @@ from rune.context_broker import _log_token_usage as log_token_usage
 from rune.engines import default_model, open_transport
 from rune.errors import InvalidInput, RuneError
 from rune.inference_trace import InferenceTraceStore, build_record
+from rune.kernels import get_estimator
 from rune.messages import Message
 from rune.operator_approvals import ApprovalsOfOperator, refuse_while_pending
 from rune.operator_asked import asked_of, checked_session, passed_on
@@ -32,8 +33,9 @@ from rune.operator_attempts import Allocations, Attempts, resolve
 from rune.operator_compaction import compact_if_due
 from rune.operator_offer import offer
 from rune.operator_pending_state import restore
+from rune.operator_prefix import shared_prefix
 from rune.operator_routing import Router, Watch, run_tiers
-from rune.operator_run import CANCELLED, PENDING, Asked, OperatorResponse, Run, record_values, shared_prefix
+from rune.operator_run import CANCELLED, PENDING, Asked, OperatorResponse, Run, record_values
 from rune.operator_stores import Stores
 from rune.operator_tools import OperatorTools
 from rune.paths import journal
@@ -380,7 +382,8 @@ class RuneOperator(ApprovalsOfOperator):
             if len(self._last_sent) > _LAST_SENT_MAX:
                 self._last_sent.popitem(last=False)
         if before is not None:
-            run.ext["prefix"] = shared_prefix(before, sent)
+            vocabulary = None if run.facts is None else run.facts.vocab_size
+            run.ext["prefix"] = shared_prefix(before, sent, get_estimator("script", vocabulary))
 
     def _conclude(self, run: Run) -> None:
         """Whether the run succeeded, and what the session keeps of it."""
