@@ -20,7 +20,7 @@ export PYTHONUTF8 := 1
 # pyo3 looks at the interpreter that will load the module, not at the first python3 on PATH.
 CARGO := PYO3_PYTHON="$$PWD/$(BIN)/python" cargo
 
-.PHONY: help demo test test-all lint types test-rust test-python canaries soak bench bench-peers clean venv dev
+.PHONY: help demo test test-all lint types test-rust test-python canaries soak fifty bench bench-peers clean venv dev
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -70,6 +70,9 @@ canaries: .stamps/dev  ## the contracts, proved on this machine
 
 soak: .stamps/dev  ## 1000 mixed calls and runs against a server that breaks in every way
 	RUNE_SOAK=$${RUNE_SOAK:-1000} $(BIN)/python -m pytest tests/transports/test_soak.py -q
+
+fifty: .stamps/dev  ## fifty tasks with tools on the small real model, each with its outcome and its row
+	RUNE_FIFTY=50 $(BIN)/python -m pytest tests/test_fifty_tasks.py -q
 
 # The peers have requirements of their own, so they live in a venv of their own.
 PEERS := langchain-core==1.8.3 summarization-pydantic-ai==0.1.11 cendor-contextkit==1.1.0 contextcram==0.2.0 tiktoken==0.14.0

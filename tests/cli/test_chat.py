@@ -97,6 +97,30 @@ def test_context_shows_what_was_sent_and_what_would_be(env: dict[str, str], serv
     assert len(server.requests_to("/api/chat")) == 1
 
 
+def test_context_of_a_session_that_goes_on_is_shown_before_its_next_turn(
+    env: dict[str, str], server: PlaybackServer
+) -> None:
+    talk(env, "Hello", args=("--session", "c"))
+    done = talk(env, "/context", args=("--session", "c"))
+    assert "What the next turn would send before its own words" in done.stdout
+    assert re.search(r"^history +[1-9]\d* ", done.stdout, re.M)
+    assert len(server.requests_to("/api/chat")) == 1
+
+
+def test_context_tells_of_the_tool_loop(env: dict[str, str], server: PlaybackServer, tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / f"{name}.txt").write_text(f"{name} and some more words\n" * 900, encoding="utf-8")
+    asks = []
+    for name in "abcd":
+        lines = reply_lines("", prompt_eval_count=2500, eval_count=4)
+        lines[0]["message"]["tool_calls"] = [{"function": {"name": "read_file", "arguments": {"path": f"{name}.txt"}}}]
+        asks.append(ndjson(*lines))
+    server.routes["/api/chat"] = [*asks, ndjson(*reply_lines("Words.", prompt_eval_count=2500, eval_count=4))]
+    done = talk(env, "What do they say?", "/context", args=(str(tmp_path),))
+    assert re.search(r"^then its tools: (read_file \d,\d+ characters(, |$)){4}", done.stdout, re.M)
+    assert re.search(r"^made way: read_file 1,\d+ tokens, kept as tool_result:", done.stdout, re.M)
+
+
 def test_memory_is_added_found_and_sent(env: dict[str, str], server: PlaybackServer) -> None:
     done = talk(
         env,
@@ -168,6 +192,75 @@ def test_no_engine_is_one_line(env: dict[str, str]) -> None:
     done = talk(env | {"OLLAMA_HOST": f"http://127.0.0.1:{unused_port()}"}, "Hello")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
+
+
+def test_a_model_without_tools_shows_its_calls_as_calls(
+    env: dict[str, str], server: PlaybackServer, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("the password is swordfish", encoding="utf-8")
+    server.routes["/api/show"] = json_answer({**SHOW, "capabilities": ["completion"]})
+    text = 'I look.\n```tool_call\n{"name": "read_file", "arguments": {"path": "notes.txt"}}\n```\n'
+    server.routes["/api/chat"] = [
+        ndjson(*reply_lines(text, prompt_eval_count=900, eval_count=4)),
+        ndjson(*reply_lines("It is swordfish.", prompt_eval_count=930, eval_count=4)),
+    ]
+    done = talk(env, "What do the notes say?", "/context", args=(str(tmp_path),))
+    assert done.stdout.startswith("I look.\n") and "It is swordfish.\n" in done.stdout
+    assert "tool_call" not in done.stdout and '{"name"' not in done.stdout
+    assert "tool: read_file(path='notes.txt')" in done.stderr
+    assert re.search(r"^fallback_tool_prompt +\d+ ", done.stdout, re.M)
+
+
+def test_everything_of_a_chat_over_a_real_terminal(env: dict[str, str], server: PlaybackServer, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the password is swordfish", encoding="utf-8")
+    asks = reply_lines("", prompt_eval_count=900, eval_count=4)
+    asks[0]["message"]["tool_calls"] = [{"function": {"name": "read_file", "arguments": {"path": "notes.txt"}}}]
+    lines = reply_lines("It is swordfish.", prompt_eval_count=930, eval_count=4)
+    endless = Step(chunks=[json.dumps(lines[0]).encode() + b"\n"], content_type="application/x-ndjson", cut="hang")
+    server.routes["/api/chat"] = [ndjson(*asks), ndjson(*lines), ndjson(*asks), endless, ndjson(*lines)]
+    terminal = Terminal([sys.executable, "-m", "rune.cli.main", "chat", str(tmp_path), "--session", "t"], env)
+
+    def turn(text: str, *shown: str) -> None:
+        terminal.type(text)
+        for words in shown:
+            terminal.until(words)
+        terminal.until("›")
+
+    try:
+        terminal.until("›")
+        turn(
+            "What do the notes say?\r",
+            "tool: read_file(path='notes.txt')",
+            "swordfish",
+            "It is swordfish.",
+            "of 5,735 tokens",
+        )
+        turn("/context\r", "What the last turn sent", "persona", "then its tools: read_file", "1,830 served")
+        turn('/memory add "Rex is my dog"\r', "1")
+        turn("/memory dog\r", "Rex is my dog")
+        turn("/traces\r", "small:1b")
+        turn("/model\r", "* small:1b")
+        turn("/model other:1b\r", "going on with other:1b")
+        terminal.type("What do the notes say?\r")  # Ctrl-C after a tool, in the middle of the answer
+        terminal.until("tool: read_file")
+        terminal.until(lines[0]["message"]["content"])
+        turn("\x03", "cancelled")
+        turn("\x1b[A\r", "What do the notes say?", "It is swordfish.")  # the line before, by the arrow up
+        turn("/session\r", "[user] What do the notes say?")
+        terminal.type("/quit\r")
+        terminal.until("goes on")
+    finally:
+        code = terminal.close()
+    assert code == 0
+    found = rows(env)
+    assert [(row["success"], row["model"]) for row in found] == [
+        (True, "small:1b"),
+        (False, "other:1b"),
+        (True, "other:1b"),
+    ]
+    assert found[1]["error"] == "cancelled"
+    last = server.requests_to("/api/chat")[-1].json["messages"]
+    assert [m["role"] for m in last] == ["system", "user", "assistant", "tool", "assistant", "user"]
 
 
 def test_ctrl_c_ends_the_turn_and_keeps_the_session(env: dict[str, str], server: PlaybackServer) -> None:

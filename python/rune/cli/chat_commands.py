@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["slash"]
 
 _HELP = """\
-/context         what the last turn sent: each block, its tokens, what was left out, and the counts
+/context         what is in the window: each block of the last turn, its tokens, what was left out, its tools, the counts
 /context TEXT    what TEXT would send now; nothing is sent
 /memory [...]    rune memory ...; alone it lists, with other words it searches
 /traces [...]    rune traces ...; alone it shows the last records of runs
@@ -90,12 +91,30 @@ def _context(chat: Chat, text: str) -> None:
     last = chat.last
     if last is None or last.broker_trace is None:
         click.echo("nothing was sent yet; /context TEXT shows what TEXT would send")
+        if chat.session.turns:
+            _, trace = chat.operator.plan("…", chat.session, tools=chat.tools)
+            console().print(admission_table(trace, title="What the next turn would send before its own words"))
         return
     out = console()
     out.print(admission_table(last.broker_trace, title="What the last turn sent"))
     if last.trace is not None:
+        for line in _tool_loop(last.trace):
+            out.print(line, markup=False)
         out.print()
         out.print(row_summary(last.trace))
+
+
+def _tool_loop(row: Mapping[str, Any]) -> list[str]:
+    """What came into the window after the turn had begun, by its tools, and what made way for it."""
+    ext = row["ext"]
+    lines = []
+    results = [f"{printable(str(one['tool']))} {one['chars']:,} characters" for one in ext.get("tools") or ()]
+    if results:
+        lines.append(f"then its tools: {', '.join(results)}")
+    for one in (ext.get("tool_loop") or {}).get("dropped") or ():
+        kept = f", kept as {one['kept']}" if one["kept"] else ""
+        lines.append(f"made way: {printable(str(one['tool']))} {one['tokens']:,} tokens{kept}")
+    return lines
 
 
 def _model(chat: Chat, name: str) -> None:
