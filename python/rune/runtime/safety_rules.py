@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["RULES", "Rule", "rules_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # patterns are kept by the rule itself: comparing its words takes longer
 class Rule:
     """One row of the table.
 
