@@ -2,6 +2,8 @@
 //!
 //! Messages in a usual form are read here; all others go through the rules of `rune.messages`, whose results are the same.
 
+use std::sync::Arc;
+
 use pyo3::exceptions::{PyRecursionError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -16,7 +18,7 @@ use crate::{parse, plain};
 pub(crate) struct Message {
     pub(crate) role: Role,
     content: Py<PyString>,
-    rest: Option<Box<Rest>>,
+    rest: Option<Arc<Rest>>,
 }
 
 /// The fields that most messages do not have.
@@ -60,6 +62,10 @@ enum Found {
 }
 
 impl Message {
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self { role: self.role, content: self.content.clone_ref(py), rest: self.rest.clone() }
+    }
+
     /// The message as a dict that shares nothing that can change.
     pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let found = PyDict::new(py);
@@ -177,11 +183,9 @@ impl<'py> Drafts<'py> {
         self.ends.iter().map(move |&end| &self.messages[std::mem::replace(&mut start, end)..end])
     }
 
-    /// What is kept of each turn.
-    pub(crate) fn into_kept(self) -> impl Iterator<Item = Vec<Message>> {
-        let mut messages = self.messages.into_iter().map(|draft| draft.message);
-        let mut start = 0;
-        self.ends.into_iter().map(move |end| messages.by_ref().take(end - std::mem::replace(&mut start, end)).collect())
+    /// What is kept of all of them, and where each turn ends.
+    pub(crate) fn into_kept(self) -> (Vec<Message>, Vec<usize>) {
+        (self.messages.into_iter().map(|draft| draft.message).collect(), self.ends)
     }
 }
 
@@ -189,7 +193,7 @@ impl<'py> Draft<'py> {
     fn new(mut message: Message, place: usize, rules: &Any<'py>) -> PyResult<Self> {
         let py = rules.py();
         let (mut calls_json, mut rest_json, mut images) = (None, Vec::new(), 0);
-        if let Some(rest) = &mut message.rest {
+        if let Some(rest) = message.rest.as_mut().and_then(Arc::get_mut) {
             if let Some(calls) = &mut rest.calls {
                 let json = call_json(calls.bind(py), place, rules)?;
                 rest_json.extend(b",\"tool_calls\":");
@@ -448,8 +452,8 @@ fn read_normal<'py>(message: &Bound<'py, PyDict>) -> PyResult<Message> {
 
 impl Rest {
     /// Nothing when no field is there.
-    fn said(self) -> Option<Box<Self>> {
+    fn said(self) -> Option<Arc<Self>> {
         let some = self.calls.is_some() || self.images.is_some() || self.texts().next().is_some();
-        some.then(|| Box::new(self))
+        some.then(|| Arc::new(self))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt as _;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use rune_kernels::digest::{Digest, from_hex, hex};
 use rune_kernels::ledger::Division;
 use rune_kernels::turn_record::{self, Record};
@@ -16,9 +16,11 @@ use crate::columns::{Counter, Items};
 use crate::convert::{Any, Given, Text, entry, number, refuse, text};
 use crate::drafts::{Draft, Drafts, Message};
 
-/// The messages of a turn, or where its row stands in a file.
+/// Where the messages of a turn are.
 enum Kept {
-    Here(Arc<[Message]>),
+    /// In `State::messages`, from one place to another.
+    Here(usize, usize),
+    /// In a file, where its row begins and ends.
     Away(u64, u64),
 }
 
@@ -26,7 +28,12 @@ enum Kept {
 const SPLIT_FROM: usize = 1 << 20;
 const CORES_MAX: usize = 4;
 
-type Kernel = turns::Turns<Kept>;
+#[derive(Default)]
+struct State {
+    kernel: turns::Turns<Kept>,
+    /// Those of all turns, one behind the other.
+    messages: Vec<Message>,
+}
 
 /// The turns of a conversation.
 #[pyclass(frozen, module = "rune._native")]
@@ -34,19 +41,38 @@ pub(crate) struct Turns {
     counter: Arc<Counter>,
     rules: Py<PyAny>,
     image_tokens: i64,
-    kernel: Mutex<Kernel>,
+    state: Mutex<State>,
+}
+
+impl State {
+    fn keep(&mut self, messages: Vec<Message>) -> Kept {
+        let start = self.messages.len();
+        self.messages.extend(messages);
+        Kept::Here(start, self.messages.len())
+    }
+
+    /// Adds the messages of a turn; false when they are not here.
+    fn collect(&self, py: Python<'_>, kept: &Kept, found: &mut Vec<Message>) -> bool {
+        let &Kept::Here(start, end) = kept else { return false };
+        found.extend(self.messages[start..end].iter().map(|message| message.clone_ref(py)));
+        true
+    }
+}
+
+fn dicts<'py>(py: Python<'py>, messages: &[Message]) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    messages.iter().map(|message| message.to_dict(py)).collect()
 }
 
 impl Turns {
     /// No Python code may run under the lock: it might come back for it.
-    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Kernel> {
-        self.kernel.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
+        self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The index of a turn, or one past the last with `more`.
     fn number(&self, i: &Any<'_>, more: usize) -> PyResult<usize> {
         let at = number(i, "index")?;
-        entry(at, self.lock(i.py()).len() + more)
+        entry(at, self.lock(i.py()).kernel.len() + more)
     }
 
     /// What each turn of the drafts measures.
@@ -138,19 +164,22 @@ impl Turns {
     fn new(estimator: &Any<'_>, rules: &Any<'_>) -> PyResult<Self> {
         let counter = Counter::new(estimator)?;
         let image_tokens = rules.getattr("IMAGE_TOKENS")?.extract()?;
-        Ok(Self { counter, rules: rules.clone().unbind(), image_tokens, kernel: Mutex::default() })
+        Ok(Self { counter, rules: rules.clone().unbind(), image_tokens, state: Mutex::default() })
     }
 
     fn append<'py>(&self, py: Python<'py>, messages: &Any<'py>) -> PyResult<(usize, Vec<Text<'py>>)> {
         let mut drafts = Drafts::read(messages, self.rules.bind(py))?;
         let measured = self.measured(py, &drafts)?;
         let system = std::mem::take(&mut drafts.system);
-        let kept: Vec<_> = drafts.into_kept().map(|turn| Kept::Here(turn.into())).collect();
-        let mut kernel = self.lock(py);
-        let first = kernel.len();
-        for (kept, measured) in kept.into_iter().zip(measured) {
-            kernel.push(kept, measured, None);
+        let (messages, ends) = drafts.into_kept();
+        let mut state = self.lock(py);
+        let (first, mut start) = (state.kernel.len(), state.messages.len());
+        let before = start;
+        for (end, measured) in ends.into_iter().zip(measured) {
+            let kept = Kept::Here(std::mem::replace(&mut start, before + end), before + end);
+            state.kernel.push(kept, measured, None);
         }
+        state.messages.extend(messages);
         Ok((first, system))
     }
 
@@ -160,12 +189,13 @@ impl Turns {
         let written = written.as_ref().map(|chain| chain.to_str().unwrap_or("?")).unwrap_or_default();
         let drafts = Drafts::read_one(messages, self.rules.bind(py))?;
         let measured = self.measured(py, &drafts)?.into_iter().next();
-        let kept = drafts.into_kept().next();
-        let (Some(measured), Some(kept)) = (measured, kept) else { return refuse("a turn has messages".into()) };
-        let mut kernel = self.lock(py);
-        let next = kernel.next_chain(&measured.digest);
+        let Some(measured) = measured else { return refuse("a turn has messages".into()) };
+        let (messages, _) = drafts.into_kept();
+        let mut state = self.lock(py);
+        let next = state.kernel.next_chain(&measured.digest);
         let written = if written.is_empty() { Some(next) } else { from_hex(written.as_bytes()) };
-        kernel.push(Kept::Here(kept.into()), measured, written);
+        let kept = state.keep(messages);
+        state.kernel.push(kept, measured, written);
         Ok(written == Some(next))
     }
 
@@ -176,10 +206,10 @@ impl Turns {
             return refuse("the records are damaged".into());
         };
         let mut others = Vec::new();
-        let mut kernel = self.lock(py);
+        let mut state = self.lock(py);
         for Record { span, turn } in found {
             match turn {
-                Some((measured, chain)) => drop(kernel.push(Kept::Away(span.0, span.1), measured, Some(chain))),
+                Some((measured, chain)) => drop(state.kernel.push(Kept::Away(span.0, span.1), measured, Some(chain))),
                 None => others.push(span),
             }
         }
@@ -188,9 +218,9 @@ impl Turns {
 
     fn span(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<Option<(u64, u64)>> {
         let i = self.number(i, 0)?;
-        Ok(match self.lock(py).kept(i) {
+        Ok(match self.lock(py).kernel.kept(i) {
             Kept::Away(start, end) => Some((*start, *end)),
-            Kept::Here(_) => None,
+            Kept::Here(..) => None,
         })
     }
 
@@ -198,42 +228,43 @@ impl Turns {
         let i = self.number(i, 0)?;
         let drafts = Drafts::read_one(messages, self.rules.bind(py))?;
         let found = digests(py, &drafts)?;
-        let Some(kept) = drafts.into_kept().next() else { return Ok(false) };
-        let kept = Kept::Here(kept.into());
-        let mut kernel = self.lock(py);
-        if found.first() != Some(kernel.digest(i)) {
+        let (messages, _) = drafts.into_kept();
+        let mut state = self.lock(py);
+        if found.first() != Some(state.kernel.digest(i)) {
+            drop(state); // texts may go with the messages
             return Ok(false);
         }
-        let old = std::mem::replace(kernel.kept_mut(i), kept);
-        drop(kernel); // what was there before may be Python's
-        drop(old);
+        let kept = state.keep(messages);
+        *state.kernel.kept_mut(i) = kept;
         Ok(true)
     }
 
     fn messages<'py>(&self, py: Python<'py>, i: &Any<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let i = self.number(i, 0)?;
-        let kept = match self.lock(py).kept(i) {
-            Kept::Here(kept) => Arc::clone(kept),
-            Kept::Away(..) => return Ok(None),
-        };
-        let dicts = kept.iter().map(|message| message.to_dict(py)).collect::<PyResult<Vec<_>>>()?;
-        PyTuple::new(py, dicts).map(Some)
+        let mut found = Vec::new();
+        let state = self.lock(py);
+        let here = state.collect(py, state.kernel.kept(i), &mut found);
+        drop(state);
+        if !here {
+            return Ok(None);
+        }
+        PyTuple::new(py, dicts(py, &found)?).map(Some)
     }
 
     fn window<'py>(&self, py: Python<'py>, start: &Any<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
         let start = self.number(start, 1)?;
-        let here = |kept: &Kept| match kept {
-            Kept::Here(kept) => Some(Arc::clone(kept)),
-            Kept::Away(..) => None,
-        };
-        let Some(turns) = self.lock(py).offered(start).map(here).collect::<Option<Vec<_>>>() else { return Ok(None) };
-        let each = turns.iter().flat_map(|turn| turn.iter());
-        let dicts = each.map(|message| message.to_dict(py)).collect::<PyResult<Vec<_>>>()?;
-        PyList::new(py, dicts).map(Some)
+        let mut found = Vec::new();
+        let state = self.lock(py);
+        let here = state.kernel.offered(start).all(|kept| state.collect(py, kept, &mut found));
+        drop(state);
+        if !here {
+            return Ok(None);
+        }
+        PyList::new(py, dicts(py, &found)?).map(Some)
     }
 
     fn __len__(&self, py: Python<'_>) -> usize {
-        self.lock(py).len()
+        self.lock(py).kernel.len()
     }
 
     #[getter]
@@ -243,45 +274,45 @@ impl Turns {
 
     fn reason(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<&'static str> {
         let i = self.number(i, 0)?;
-        Ok(self.lock(py).fault(i).map_or("", turns::Fault::as_str))
+        Ok(self.lock(py).kernel.fault(i).map_or("", turns::Fault::as_str))
     }
 
     fn tokens(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<i64> {
         let i = self.number(i, 0)?;
-        Ok(self.lock(py).column().size(i))
+        Ok(self.lock(py).kernel.column().size(i))
     }
 
     fn digest(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<String> {
         let i = self.number(i, 0)?;
-        Ok(hex(self.lock(py).digest(i)))
+        Ok(hex(self.lock(py).kernel.digest(i)))
     }
 
     fn chain(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<String> {
         let i = self.number(i, 0)?;
-        Ok(hex(self.lock(py).chain(i)))
+        Ok(hex(self.lock(py).kernel.chain(i)))
     }
 
     fn total(&self, py: Python<'_>) -> i128 {
-        self.lock(py).column().total()
+        self.lock(py).kernel.column().total()
     }
 
     fn prefix(&self, py: Python<'_>, i: &Any<'_>) -> PyResult<i128> {
         let i = self.number(i, 1)?;
-        Ok(self.lock(py).column().prefix(i))
+        Ok(self.lock(py).kernel.column().prefix(i))
     }
 
     fn newest_fitting(&self, py: Python<'_>, budget: &Any<'_>) -> PyResult<usize> {
         let budget = number(budget, "budget")?;
-        Ok(self.lock(py).column().newest_fitting(budget))
+        Ok(self.lock(py).kernel.column().newest_fitting(budget))
     }
 
     #[pyo3(signature = (complete=true))]
     fn count(&self, py: Python<'_>, complete: bool) -> usize {
-        self.lock(py).numbers(complete).len()
+        self.lock(py).kernel.numbers(complete).len()
     }
 
     #[pyo3(signature = (start, complete=true))]
     fn numbers(&self, py: Python<'_>, start: usize, complete: bool) -> Vec<usize> {
-        self.lock(py).numbers(complete).get(start..).unwrap_or_default().to_vec()
+        self.lock(py).kernel.numbers(complete).get(start..).unwrap_or_default().to_vec()
     }
 }
