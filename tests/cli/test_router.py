@@ -87,6 +87,15 @@ def test_plan_and_doctor_show_the_tiers(rune: Rune, ollama: PlaybackServer) -> N
     assert ollama.requests_to("/api/chat") == []
 
 
+def test_plan_counts_the_safety_note(rune: Rune, ollama: PlaybackServer) -> None:
+    trace = rune.json("plan", "Delete the old backups")
+    (change,) = trace["ext"]["changes"]
+    shown = " ".join(rune("plan", "Delete the old backups").stdout.split())
+    assert f"user {change['tokens']} " in shown
+    assert f"mandatory (+{change['tokens'] - change['tokens_before']} by the safety note)" in shown
+    assert f"admitted {trace['admitted_total'] + change['tokens'] - change['tokens_before']} " in shown
+
+
 def test_chat_names_the_tiers_leaves_them_and_comes_back(rune: Rune, ollama: PlaybackServer) -> None:
     done = rune(
         "chat", stdin="/model\nFix this code\n/model tiny:1b\nFix this code\n/model\n/model tiers\nFix this code\n"

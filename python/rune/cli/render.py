@@ -50,13 +50,17 @@ def admission_table(trace: Mapping[str, Any], *, title: str = "What enters the w
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("why", overflow="fold")
     left_out = {d["name"]: d for d in trace["dropped"]}
+    changes = {c["name"]: c["tokens"] - c["tokens_before"] for c in (trace.get("ext") or {}).get("changes") or ()}
     for block in trace["blocks"]:
-        admitted, tokens = bool(block["admitted"]), int(block["tokens"])
+        more = changes.get(block["name"], 0)
+        admitted, tokens = bool(block["admitted"]), int(block["tokens"]) + more
         why = _REASONS.get(block["reason"], block["reason"])
         dropped = left_out.get(block["name"])
         if dropped is not None and admitted:
             count = f"{dropped['count']} " if "count" in dropped else ""
             why += f" ({count}older, {dropped['tokens']} tokens)"
+        if more:
+            why += f" ({more:+,} by the safety note)"
         table.add_row(
             Text(printable(str(block["name"]))),
             f"{tokens:,}",
@@ -65,7 +69,7 @@ def admission_table(trace: Mapping[str, Any], *, title: str = "What enters the w
             Text(printable(why)),
             style=None if admitted else "yellow",
         )
-    budget, total = int(trace["budget"]), int(trace["admitted_total"])
+    budget, total = int(trace["budget"]), int(trace["admitted_total"]) + sum(changes.values())
     table.add_section()
     table.add_row(
         "admitted", f"{total:,}", Text(_bar(total, window, ascii_only)), "", f"of a budget of {budget:,} (estimated)"
