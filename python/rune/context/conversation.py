@@ -127,7 +127,9 @@ class Conversation:
         first, system = self._kernel.append(messages)
         self._marks.append(first)
         self._marked.append(time.time())
-        new = [text for text in system if text not in self._system] if system else system
+        if not system:
+            return first, system
+        new = [text for text in system if text not in self._system]
         self._system.update(dict.fromkeys(new))
         return first, new
 
