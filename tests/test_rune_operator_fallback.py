@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from operator_helpers import facts_of, only_row, operator_of, rows, sent_by
-from rune import Conversation
+from rune import Conversation, RuneOperator, Settings
 from rune.context_broker import ContextBroker
 from rune.errors import ContextOverflowError, PromptRefused
 from rune.kernels import digest
 from rune.runtime.fallback_prompt import GO_ON, PROMPT_TOKENS_MAX, as_text
-from rune.runtime.tool_executor import make_tool
+from rune.runtime.tool_executor import TOOLS, make_tool
 from rune.traces.record import verify_row
-from scripted import ScriptedTransport
+from scripted import ScriptedTransport, calls
 
 NAME = "fallback_tool_prompt"
 LINE = "fallback tool prompt injected"
@@ -81,8 +81,6 @@ def test_a_tool_is_called_by_words_and_the_row_says_all_of_it(home: Path) -> Non
 
 
 def test_what_was_received_is_what_the_capsule_says(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rune import RuneOperator
-
     made: list[Any] = []
     original = RuneOperator._runtime
     monkeypatch.setattr(RuneOperator, "_runtime", lambda self, run: made.append(original(self, run)) or made[-1])
@@ -138,6 +136,57 @@ def test_a_turn_that_waited_for_an_approval_goes_on_with_the_same_words(home: Pa
         "content"
     ]
     assert [m["role"] for m in Conversation.open("waits", home).turns[0]] == ["user", "assistant", "tool", "assistant"]
+
+
+class OfTwoKinds(ScriptedTransport):
+    """A server of a small model without tools and a large one with them, or the other way round."""
+
+    able = "large"
+
+    def fetch_facts(self, model: str) -> Any:
+        return facts_of(8192, *(["tools"] if model == self.able else []))
+
+
+@pytest.mark.parametrize("able", ["large", "small"])
+def test_a_run_goes_on_from_a_model_without_tools_to_one_with_them_and_back(home: Path, able: str) -> None:
+    wrong = {"path": "nowhere.txt"}
+    asks = [{**wrong, "first_line": n + 1} for n in range(3)]
+    script = [call("read_file", **one) if able == "large" else calls(("read_file", one)) for one in asks]
+    transport = OfTwoKinds([*script, "It is not there."])
+    transport.able = able
+    tiers = {"small": "small", "large": "large"}
+    operator = RuneOperator(
+        transport, home=home, settings=Settings.load(home, env={}, tiers=tiers, workspace=home.parent)
+    )
+    response = operator.run("Hello there!")
+    assert (response.success, response.text) == (True, "It is not there.")
+    assert [sent.model for sent in transport.sent] == ["small"] * 3 + ["large"]
+    row = only_row(home)
+    assert row["model"] == "large" and row["ext"]["tool_mode"] == ("native" if able == "large" else "text")
+    first, last = transport.sent[0], transport.sent[-1]
+    assert bool(last.tools) is (able == "large") is not bool(first.tools)
+    assert (NAME in row["per_block_tokens"]) is (able == "small")
+    if able == "large":
+        assert [m["role"] for m in last.messages] == ["system", "user", *["assistant", "tool"] * 3]
+        assert last.messages[2]["tool_calls"][0]["function"] == {"name": "read_file", "arguments": asks[0]}
+    else:
+        assert [m["role"] for m in last.messages] == ["system", "user", *["assistant", "user"] * 3]
+        assert last.messages[:2] == sent_as_recorded(row)
+
+
+def test_tools_that_are_found_are_told_of_in_the_result_and_can_be_called(home: Path) -> None:
+    tools = {
+        "weather": make_tool(lambda: "sunny", name="weather", description="Says how sunny it is."),
+        "find_capability": TOOLS["find_capability"],
+    }
+    script = [call("find_capability", what="how sunny is it"), call("weather"), "Sunny."]
+    operator = operator_of(home, script, tools=tools, tool_prompt="auto")
+    response = operator.run("Is it warm?", tools=["find_capability"])
+    assert response.text == "Sunny." and [event.ok for event in response.tool_events] == [True, True]
+    first, second, third = sent_by(operator)
+    assert "weather(" not in first.messages[0]["content"] and "weather" in second.messages[-1]["content"]
+    assert first.messages[0] == second.messages[0] == third.messages[0]  # the beginning stays, for the prefix cache
+    assert only_row(home)["find_capability_calls"] == 1
 
 
 def test_exactly_one_line_for_each_session_and_model(home: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -171,6 +171,15 @@ def test_what_a_file_is_to_hold_is_not_looked_into() -> None:
     assert found(f"```tool_call\n{json.dumps(call)}\n```") == [TextCall("write_file", call["arguments"])]
 
 
+@pytest.mark.parametrize("text", ONE_CALL)
+def test_what_is_quoted_from_a_result_is_no_call(text: str) -> None:
+    shown = f"The file says:\n\n{text}\n\nand more."
+    assert parse_calls(shown, TOOLS, [f"# Notes\n{text}\nend"]).calls == ()
+    assert parse_calls(shown, TOOLS, ["# Notes", "nothing"]).calls == (READ,)
+    own = '{"name": "list_files", "arguments": {"path": "."}}'
+    assert parse_calls(f"{shown} {own}", TOOLS, [text]).calls == (LIST,)
+
+
 def test_without_tools_everything_is_an_answer() -> None:
     assert parse_calls(ONE_CALL[1], {}).calls == ()
 

@@ -344,7 +344,9 @@ class _Loop:
 
     def _read(self, reply: ChatReply) -> ReadReply:
         seed = f"{self.executor.context.run_id} {len(self.result.replies)}"
-        return (read_text if self.text else read_native)(reply, self.parameters if self.names else {}, seed=seed)
+        parameters = self.parameters if self.names else {}
+        results = [message["content"] for message in (*self.given, *self.own) if message["role"] == "tool"]
+        return (read_text if self.text else read_native)(reply, parameters, seed=seed, results=results)
 
     def _names(self) -> list[str]:
         """The tools of the next call. Raises InvalidInput for one that there is not."""

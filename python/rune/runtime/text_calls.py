@@ -30,27 +30,34 @@ def tool_parameters(tools: Mapping[str, Tool]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(tool.parameters.get("properties", {})) for name, tool in tools.items()}
 
 
-def read_native(reply: ChatReply, parameters: Mapping[str, Sequence[str]], *, seed: str) -> ReadReply:
+def read_native(
+    reply: ChatReply, parameters: Mapping[str, Sequence[str]], *, seed: str, results: Sequence[str] = ()
+) -> ReadReply:
     """A reply of a model that was given tools in the request.
 
     Arguments that came as a text of loose JSON are made an object. A reply that consists of nothing but calls in its text, as
     some models give it that their server does not understand, is taken for those calls.
     """
     if not reply.tool_calls:
-        parsed = parse_calls(reply.text, parameters)
+        parsed = parse_calls(reply.text, parameters, results)
         plain = all(call.name in parameters and not call.error for call in parsed.calls)
         if parsed.calls and plain and not parsed.prose:
-            return read_text(reply, parameters, seed=seed)
+            return read_text(reply, parameters, seed=seed, results=results)
         return ReadReply(reply.message())
     calls = [_mended(call) for call in reply.tool_calls]
     return ReadReply({**reply.message(), "tool_calls": calls}, calls)
 
 
-def read_text(reply: ChatReply, parameters: Mapping[str, Sequence[str]], *, seed: str) -> ReadReply:
-    """A reply of a model that was told of its tools in words. ``seed`` makes the ids of its calls."""
+def read_text(
+    reply: ChatReply, parameters: Mapping[str, Sequence[str]], *, seed: str, results: Sequence[str] = ()
+) -> ReadReply:
+    """A reply of a model that was told of its tools in words.
+
+    ``seed`` makes the ids of its calls; ``results`` are what tools gave before, which it may quote.
+    """
     if reply.tool_calls:  # the server understood them after all
         return read_native(reply, parameters, seed=seed)
-    parsed = parse_calls(reply.text, parameters)
+    parsed = parse_calls(reply.text, parameters, results)
     if not parsed.calls:
         return ReadReply(reply.message())
     calls = [

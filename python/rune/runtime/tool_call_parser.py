@@ -6,7 +6,8 @@ arguments beside the name, the name as the only key, arguments as a text of JSON
 
 JSON is a call when it names a tool that there is. With another name it is one only where nothing else can be meant: between
 tags, in a fence of calls, or with exactly a name and arguments in a fence or as the whole text. All other JSON is an answer,
-and so are schemas, and code in a fence of another language. What a model thinks is not looked at.
+and so are schemas, code in a fence of another language, and what is quoted from a tool's result. What a model thinks is not
+looked at.
 
 ``parse_calls`` never raises, and its time is linear in the length of the text.
 """
@@ -14,7 +15,7 @@ and so are schemas, and code in a fence of another language. What a model thinks
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +60,7 @@ _PARAMETER_END = "</parameter>"
 _NOT_OF_A_NAME = re.compile(r"[^\w.:-]", re.ASCII)
 _LOOK_BACK = 100  # characters before a call in which its fence or tag stands
 _WORK_LEAST = 20_000
+_QUOTE_LEAST = 40  # characters of a broken call that must be alike to be taken for a quotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,15 @@ class Parsed:
     prose: str = ""
 
 
-def parse_calls(text: str, tools: Mapping[str, Collection[str]]) -> Parsed:
-    """The calls in ``text``. ``tools`` are the names that there are, each with the names of its parameters."""
+def parse_calls(text: str, tools: Mapping[str, Collection[str]], results: Sequence[str] = ()) -> Parsed:
+    """The calls in ``text``. ``tools`` are the names that there are, each with the names of its parameters.
+
+    ``results`` are what tools gave before: what stands word for word in one of them is quoted from it, and no call. Else a
+    file could make a model that shows it run what it likes.
+    """
     if not tools:
         return Parsed((), text)
-    reader = _Reader(text, tools)
+    reader = _Reader(text, tools, results)
     reader.read()
     if not reader.calls:
         return Parsed((), text)
@@ -94,6 +100,7 @@ def parse_calls(text: str, tools: Mapping[str, Collection[str]]) -> Parsed:
 class _Reader:
     text: str
     tools: Mapping[str, Collection[str]]
+    results: Sequence[str] = ()
     calls: list[TextCall] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
     fence: str = ""
@@ -145,7 +152,8 @@ class _Reader:
         if self.fence:
             if marks.startswith(self.fence):
                 body = self.text[self.inside : mark.start()].strip()
-                if self.info in _CALL_FENCES and len(self.calls) == self.taken and body:
+                nothing = self.info in _CALL_FENCES and len(self.calls) == self.taken
+                if nothing and body and not self._quoted(body):
                     self._take(self.inside, mark.start(), [TextCall(UNREADABLE, body, "it is no JSON object")])
                 self.fence = self.info = ""
             return mark.end()
@@ -169,6 +177,8 @@ class _Reader:
         certain = self._certain(start)
         alone = certain or bool(self.fence) or (start == self.first and end == self.last)
         found = self._calls_of(value, certain=certain, alone=alone)
+        if (found or certain) and self._quoted(self.text[start:end]):
+            return end
         if found:
             self._take(start, end, found)
         elif certain:
@@ -181,13 +191,18 @@ class _Reader:
         broken = _BROKEN.match(self.text, start)
         given = UNREADABLE if broken is None else broken["name"]
         name = self._name(given)
-        if name is not None or self._certain(start):
+        if (name is not None or self._certain(start)) and not self._quoted(
+            self.text[start : max(exc.position, start + _QUOTE_LEAST)]
+        ):
             why = f"{exc} at character {exc.position - start + 1} of it"
             self._take(start, len(self.text), [TextCall(name or given, self.text[start:].strip(), why)])
             return None
         self.work += exc.position - start + 1
         within = self.work <= len(self.text) + _WORK_LEAST
         return start + 1 if within else max(exc.position, start + 1)
+
+    def _quoted(self, piece: str) -> bool:
+        return any(piece in result for result in self.results)
 
     def _certain(self, start: int) -> bool:
         """Whether what begins here stands between the tags, or in the fence, of a call."""
@@ -308,6 +323,8 @@ class _Reader:
         stop = len(self.text) if end < 0 else end
         body = self.text[mark.end() : stop].strip()
         name = self._name(given)
+        if self._quoted(self.text[mark.start() : stop]):
+            return stop
         if body.startswith("{"):
             call = self._call(name or given, body)
         else:
@@ -324,6 +341,8 @@ class _Reader:
         if closing is None or "/" not in closing[0] or not starts_line:
             return mark.end()  # words about tags
         body = self.text[mark.end() : closing.start()].strip()
+        if self._quoted(body):
+            return closing.end()
         self._take(mark.start(), closing.start(), [TextCall(UNREADABLE, body, "it is no JSON object")])
         return self.spans[-1][1]
 
