@@ -95,7 +95,7 @@ def test_a_database_that_another_process_holds_is_read_all_the_same(rune: Rune, 
         assert set(answer["degraded"]) <= {"consolidated", "neurons", "storage.degraded"}
         done = rune("memory", "add", "one more")
         assert (done.returncode, done.stdout) == (1, "")
-        assert "Another process" in done.stderr
+        assert "Another writer" in done.stderr
 
 
 AS_NOBODY = """
