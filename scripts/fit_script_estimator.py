@@ -10,6 +10,7 @@ docs/estimator.md names the packages to install and the variables to set. A chan
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -22,17 +23,18 @@ sys.path.insert(0, str(ROOT / "python"))
 from estimator import aims, counters, formats, natural, programme, report, signs, strings, written
 from estimator.natural import Text
 
-VERSION = 1
+VERSION = 2
 CACHE = counters.TOOLS / "script-counts.sqlite"
-# The final test draws its made texts from seeds of its own, so that looking at it spends nothing.
-SEEDS = {"fit": ("fit-1", 40), "choice": ("choice-1", 24), "test": ("test-2", 60)}
+MADE = {"fit": ("fit-1", 40), "choice": ("choice-1", 24), "test": (natural.SEEDS["test"], 60)}
+# How many of the commonest words are fitted, and how many are reported on, each by itself.
+WORDS, WORDS_REPORTED = 2500, 1500
 
 
 def texts_of(split: str) -> list[Text]:
     """Every text of a split that is long enough to say something, real ones first, none twice."""
     real = list(natural.natural())
     texts = [text for text in (*real, *natural.derived(real)) if text.split == split]
-    seed, count = SEEDS[split]
+    seed, count = MADE[split]
     for kind, make in (formats.KINDS | strings.KINDS | signs.KINDS).items():
         texts += [Text(kind, f"made/{i}", split, make(Random(f"{seed}/{kind}/{i}"))) for i in range(count)]
     return list({(text.kind, text.text): text for text in texts if len(text.text) >= 100}.values())
@@ -46,9 +48,20 @@ def counted(table: str, texts: list[Text]) -> NDArray[np.float64]:
 
 def fitted(table: str) -> dict[str, int]:
     texts = texts_of("fit")
+    texts += natural.words_alone(texts, WORDS)
     real = counted(table, texts)
     features = programme.feature_counts([text.text for text in texts])
     return programme.rounded(programme.fit(features, real, texts, aims.of(table, texts, real)))
+
+
+def estimator(table: str, found: dict[str, int] | None) -> Callable[[list[Text]], NDArray[np.int64]]:
+    """Estimates of texts by the weights ``found``, or by the table that is written."""
+    if found is None:
+        from rune.kernels import pure_script
+
+        return lambda texts: np.array([pure_script.tokens(text.text, table) for text in texts])
+    weights = np.array([found[name] for name in programme.SLOTS])
+    return lambda texts: -(-(programme.feature_counts([text.text for text in texts]) @ weights) // programme.UNIT)
 
 
 def main() -> None:
@@ -60,18 +73,12 @@ def main() -> None:
         return
     split = "choice" if command == "choose" else "test"
     texts = texts_of(split)
+    words = natural.words_alone(texts, WORDS_REPORTED)
     parts = []
     for table in counters.TABLES:
-        if command == "choose":
-            found = fitted(table)
-            weights = np.array([found[name] for name in programme.SLOTS])
-            totals = programme.feature_counts([text.text for text in texts]) @ weights
-            estimates = -(-totals // programme.UNIT)
-        else:
-            from rune.kernels import pure_script
-
-            estimates = np.array([pure_script.tokens(text.text, table) for text in texts])
-        parts.append(report.table(table, texts, estimates, counted(table, texts)))
+        estimate = estimator(table, fitted(table) if command == "choose" else None)
+        parts.append(report.table(table, texts, estimate(texts), counted(table, texts)))
+        parts.append(report.words(estimate(words), counted(table, words)))
     print("\n".join(parts))
     if command == "test":
         (ROOT / "docs/estimator-figures.md").write_text(report.page(VERSION, parts), encoding="utf-8")

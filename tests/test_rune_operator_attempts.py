@@ -293,11 +293,11 @@ def test_a_resumed_attempt_is_not_compared_with_the_assembly(home: Path, caplog:
 
 def long_result(chars: int) -> str:
     """Gives a long text."""
-    return "word " * (chars // 5)
+    return "and so it went on " * (chars // 18)
 
 
 def test_a_growing_tool_loop_takes_larger_steps(home: Path) -> None:
-    script = [*(calls(("long_result", {"chars": 7990 - n})) for n in range(5)), "Done."]
+    script = [*(calls(("long_result", {"chars": 5000 - n})) for n in range(6)), "Done."]
     transport = ScriptedTransport(script, facts=facts_of(131_072, "tools"))
     operator = operator_of(home, transport, tools={"long_result": make_tool(long_result)})
     assert operator.run("go").success

@@ -30,6 +30,9 @@ UNIT = 128
 MISS = 4.0
 # The price of a kind below its floor.
 SHORT = 400.0
+# The price of a weight that is apart from its family's middle, a token apart: pairs that the texts say little of stay near.
+APART = 1.0
+FAMILIES = ("lower.first.", "lower.second.", "space.after.", *(f"lower.{cls}." for cls in rules.SMALL))
 
 
 def feature_counts(texts: Sequence[str]) -> NDArray[np.int32]:
@@ -75,10 +78,14 @@ class Aims:
 
 
 _LEAST = {
-    "lower.": 0.16,
+    "lower.": 0.05,
+    "lower.first": 0.3,
+    "lower.second": 0.1,
+    "lower.after": 0.16,
     "lower.third": 0.3,
     "lower.cluster": 0.5,
     "upper.": 0.25,
+    "upper.later": 0.12,
     "upper.after_other": 0.4,
     "upper.after_mark": 0.4,
     "mark.": 0.25,
@@ -91,9 +98,26 @@ _LEAST = {
     "digit.": 0.0,
     "other.": 0.0,
     "selector": 0.5,
+    "accent": 0.5,
+    "latin_sign": 0.6,
+    "symbol": 1.0,
+    "invisible": 1.75,
+    "zero_width": 1.0,
+    "vietnamese": 0.4,
     "box": 0.3,
 }
-_MOST = {"lower.first": 0.6, "lower.2-4": 0.4, "lower.5+": 0.36, "lower.third": 0.8, "same5.box": 3.0}
+_MOST = {
+    "lower.": 0.6,
+    "lower.first": 0.9,
+    "lower.second": 0.8,
+    "accent": 1.6,
+    "accent_upper": 2.0,
+    "accent_rare": 2.0,
+    "lower.after": 1.0,
+    "lower.cluster": 1.0,
+    "lower.third": 0.8,
+    "same5.box": 3.0,
+}
 
 
 def _longest(table: Mapping[str, float], name: str, default: float) -> float:
@@ -110,7 +134,8 @@ def bounds() -> list[tuple[float, float]]:
     """
     result = []
     for name in SLOTS:
-        length = rules.utf8_length(name) if name in rules.CLASSES else 1
+        cls = name.removesuffix(".again")
+        length = rules.utf8_length(cls) if cls in rules.CLASSES else 1
         least = 0.6 if length > 2 else 0.25 if length == 2 else 0.2
         result.append((_longest(_LEAST, name, least), _longest(_MOST, name, float(length))))
     return result
@@ -124,9 +149,13 @@ def fit(
     n_slots, n_texts = len(SLOTS), len(texts)
     kinds = sorted({text.kind for text in texts})
     members = {kind: np.array([i for i, text in enumerate(texts) if text.kind == kind]) for kind in kinds}
-    # Columns: weights, a shortfall for each text, an excess over the ceiling and a shortfall for each kind.
-    n = n_slots + n_texts + 3 * len(kinds)
+    families = [[i for i, name in enumerate(SLOTS) if name.startswith(start)] for start in FAMILIES]
+    # Columns: weights, a shortfall for each text, an excess over the ceiling (twice) and a shortfall for each kind, how far
+    # each weight of a family is from the family's middle, and that middle.
+    aside = n_slots + n_texts + 3 * len(kinds)
+    n = aside + n_slots + len(families)
     cost = np.zeros(n)
+    cost[aside : aside + n_slots] = APART
     entries: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
     right: list[float] = []
 
@@ -152,6 +181,10 @@ def fit(
             used = np.flatnonzero(features[i])
             row([*used, n_slots + i], [*(-features[i, used] / worst[i]), -1.0], -aim.single)
         cost[n_slots + rows] = MISS * aim.weight * len(rows) ** -0.9
+    for middle, family in enumerate(families, aside + n_slots):
+        for i in family:
+            row([i, middle, aside + i], [1.0, -1.0, -1.0], 0.0)
+            row([i, middle, aside + i], [-1.0, 1.0, -1.0], 0.0)
     index = {name: i for i, name in enumerate(SLOTS)}
     for extra in ("digit.after_space", "other.after_space"):
         for name in SLOTS:

@@ -77,6 +77,21 @@ def formulas(rng: Random) -> str:
     )
 
 
+def symbols(rng: Random) -> str:
+    pool = rng.choice(["€₹₽₩₿₺", "™№℃℉Ωℓ℮", "⁰⁴⁵⁶ⁿ₀₁₂₃₄", "①②③④⑤⑩Ⓐⓑ", "ⅠⅡⅢⅣⅷ⅓⅔⅛", "⌘⌥⏎⏱⌛⏸⎋", "⟨⟩⟶⟵⟹⟦⟧⬆⬇⭐"])
+    return " ".join(
+        rng.choice(["{}", "{}{}", "{} {}"]).format(rng.choice(["", *some(rng, 1, 1)]), rng.choice(pool))
+        for _ in range(rng.randint(60, 150))
+    )
+
+
+def latin_signs(rng: Random) -> str:
+    return rng.choice(["", " "]).join(
+        rng.choice("§©®°±²³·«»¿¡¢£¥µ¶ªº¼½") + rng.choice(["", "", str(rng.randint(1, 99)), *some(rng, 1, 1)])
+        for _ in range(rng.randint(80, 200))
+    )
+
+
 def typographic(rng: Random) -> str:
     return " ".join(
         rng.choice(
@@ -96,7 +111,15 @@ def rare_han(rng: Random) -> str:
 
 
 def invisible(rng: Random) -> str:
-    return rng.choice(["\u200b", "\u200d", "\u2003", "\u200e", "\u2060"]) * rng.randint(100, 300)
+    return rng.choice(["\u200c", "\u200d", "\u200e", "\u2060"]) * rng.randint(100, 300)
+
+
+def zero_width(rng: Random) -> str:
+    return "\u200b" * rng.randint(100, 300) if rng.random() < 0.5 else "\u200b".join(some(rng, 60, 150))
+
+
+def wide_spaces(rng: Random) -> str:
+    return rng.choice(["\u2003", "\u2009", "\u202f"]) * rng.randint(100, 300)
 
 
 def no_break(rng: Random) -> str:
@@ -177,11 +200,15 @@ KINDS: dict[str, Maker] = {
     "emoji joined": joined,
     "flags": flags,
     "math signs": mathematics,
+    "symbols": symbols,
+    "Latin signs": latin_signs,
     "formulas": formulas,
     "typographic": typographic,
     "bullets": bullets,
     "rare Han": rare_han,
     "invisible": invisible,
+    "zero-width spaces": zero_width,
+    "wide spaces": wide_spaces,
     "no-break spaces": no_break,
     "dingbats": dingbats,
     "box rules": box_rules,

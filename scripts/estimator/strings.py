@@ -180,6 +180,20 @@ def list_of_names(rng: Random) -> str:
     )
 
 
+def syllables(rng: Random) -> str:
+    """Words of no language: each text has consonants and vowels of its own to build them from."""
+    heads = rng.sample(
+        [*"bcdfghjklmnpqrstvwxz", "br", "ch", "dr", "fl", "gr", "kh", "ng", "ph", "sh", "st", "th", "tr"], 9
+    )
+    hearts = rng.sample([*"aeiouy", "aa", "ai", "au", "ei", "ia", "ie", "io", "oo", "ou", "ua"], 6)
+    ends = rng.sample(["", "", "", *"klmnrstxz", "nd", "ng", "rt", "st"], 6)
+    words = [
+        "".join(rng.choice(heads) + rng.choice(hearts) + rng.choice(ends) for _ in range(rng.randint(1, 4)))
+        for _ in range(rng.randint(40, 100))
+    ]
+    return rng.choice([" ", ", ", "\n"]).join(map(str.capitalize, words) if rng.random() < 0.3 else words)
+
+
 def urls(rng: Random) -> str:
     return "\n".join(url(rng) for _ in range(rng.randint(4, 12)))
 
@@ -209,4 +223,5 @@ KINDS: dict[str, Maker] = {
     "word repeated": word_repeated,
     "random words": random_words,
     "invented names": list_of_names,
+    "syllables": syllables,
 }

@@ -22,6 +22,7 @@ __all__ = ["DIGEST", "VERSION", "WEIGHTS"]
 VERSION = {version}
 DIGEST = "{digest}"
 
+# fmt: off
 WEIGHTS: dict[str, dict[str, int]] = {{
 {tables}}}
 '''
@@ -62,11 +63,13 @@ def python_table(version: int, digest: str, weights: Mapping[str, Mapping[str, i
     """The text of ``script_table.py``."""
     tables = ""
     for variant, table in weights.items():
-        tables += (
-            f'    "{variant}": {{\n'
-            + "".join(f'        "{name}": {table[name]},\n' for name in sorted(table))
-            + "    },\n"
-        )
+        lines, line = "", ""
+        for name in sorted(table):
+            entry = f'"{name}": {table[name]},'
+            if len(line) + len(entry) > 106:
+                lines, line = f"{lines}       {line}\n", ""
+            line += f" {entry}"
+        tables += f'    "{variant}": {{\n{lines}       {line}\n    }},\n'
     return _PYTHON.format(version=version, digest=digest, tables=tables)
 
 

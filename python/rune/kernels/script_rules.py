@@ -5,9 +5,10 @@ A text is walked once, left to right. Every code point has a *class* (``CLASSES`
 (``follow``). Two rules need the character itself rather than its class: from the second equal character in a row on,
 punctuation takes the weight ``<class>.same``, and from the fifth on most classes take ``same5.<group>``.
 
-Only contexts that were measured to matter are here. By far the most valuable is the run of four or more consonants: it
-tells random letters (base64, identifiers, hashes) from words. Each class holds characters of one UTF-8 length alone, so
-that its weight can be held to that many tokens: no byte-level vocabulary needs more.
+Only contexts that were measured to matter are here. The most valuable are the run of four or more consonants, which tells
+random letters (base64, identifiers, hashes) from words, and the pair that a small letter makes with the one before, which
+tells long English words (one token each) from invented ones and from other languages. Each class holds characters of one
+UTF-8 length alone, so that its weight can be held to that many tokens: no byte-level vocabulary needs more.
 
 The weights are in ``script_table``, which the fitting script writes; this module is the only place where classes and
 contexts are decided, and the Rust table is written from it.
@@ -25,6 +26,7 @@ __all__ = [
     "PUNCTUATION",
     "RANGES",
     "SAME5",
+    "SMALL",
     "State",
     "class_of",
     "follow",
@@ -34,22 +36,38 @@ __all__ = [
 ]
 
 ASCII: dict[str, str] = {
-    "vowel": "aeiouy",
-    "consonant": "bcdfghjklmnpqrstvwxz",
+    "a": "a",
+    "e": "e",
+    "i": "i",
+    "o": "o",
+    "uy": "uy",
+    "bmn": "bmn",
+    "cp": "cp",
+    "dghw": "dghw",
+    "fs": "fs",
+    "jkqvxz": "jkqvxz",
+    "lt": "lt",
+    "r": "r",
     "VOWEL": "AEIOUY",
     "CONSONANT": "BCDFGHJKLMNPQRSTVWXZ",
     "digit": "0123456789",
     "space": " ",
     "newline": "\n\r",
     "tab": "\t\v\f",
-    "mark": ".,;:!?'-_/",
+    "mark": ".,;:!?'-/",
+    "underscore": "_",
     "bracket": '"()[]{}<>`',
     "operator": "#$%&*+=@\\^|~",
 }
-"""Classes of single characters; the ASCII characters that are not here are ``control``."""
+"""Classes of single characters; the ASCII characters that are not here are ``control``.
+
+Small letters are grouped by what they make of a word: which of them stand together was searched for, not derived.
+"""
 
 RANGES: tuple[tuple[int, int, str], ...] = (
-    (0x0080, 0x00BF, "latin_sign"),
+    (0x0080, 0x009F, "latin_sign"),
+    (0x00A0, 0x00A0, "no_break"),
+    (0x00A1, 0x00BF, "latin_sign"),
     (0x00C0, 0x00DE, "accent_upper"),
     (0x00DF, 0x00FF, "accent"),
     (0x0100, 0x024F, "accent_rare"),
@@ -80,12 +98,15 @@ RANGES: tuple[tuple[int, int, str], ...] = (
     (0x1E00, 0x1EFF, "vietnamese"),
     (0x1F00, 0x1FFF, "other3"),
     (0x2000, 0x200A, "wide_space"),
-    (0x200B, 0x200F, "invisible"),
+    (0x200B, 0x200B, "zero_width"),
+    (0x200C, 0x200F, "invisible"),
     (0x2010, 0x2027, "typographic"),
     (0x2028, 0x202F, "wide_space"),
     (0x2030, 0x205E, "typographic"),
     (0x205F, 0x206F, "invisible"),
-    (0x2070, 0x24FF, "symbol"),
+    (0x2070, 0x218F, "symbol"),
+    (0x2190, 0x22FF, "math"),
+    (0x2300, 0x24FF, "symbol"),
     (0x2500, 0x257F, "box"),
     (0x2580, 0x259F, "block"),
     (0x25A0, 0x27BF, "dingbat"),
@@ -113,8 +134,10 @@ RANGES: tuple[tuple[int, int, str], ...] = (
 
 CLASSES: tuple[str, ...] = (*ASCII, "control", *dict.fromkeys(name for _, _, name in RANGES))
 
-_LETTERS = ("vowel", "consonant", "VOWEL", "CONSONANT")
-PUNCTUATION = ("mark", "bracket", "operator")
+_VOWELS = ("a", "e", "i", "o", "uy", "VOWEL")
+SMALL = (*_VOWELS[:-1], "bmn", "cp", "dghw", "fs", "jkqvxz", "lt", "r")
+_LETTERS = (*SMALL, "VOWEL", "CONSONANT")
+PUNCTUATION = ("mark", "underscore", "bracket", "operator")
 _WHITE = ("space", "newline", "tab")
 _ACCENTS = ("accent", "accent_upper")
 _RARE_ACCENTS = ("accent_rare", "vietnamese", "combining")
@@ -158,13 +181,15 @@ class State(NamedTuple):
     ``kind`` is "line" (start of the text or of a line), "indent" (white space after that), "space" (one space),
     "spaces" (more), "digit", "mark", "bracket", "operator", "accent" or "rare_accent" (a Latin letter beyond ASCII), "other",
     "lower" or "upper".
-    After letters, ``letters`` counts those of the word so far (4: four or more; a capital after a small letter begins a
-    new word) and ``consonants`` those in a row at the end (3: three or more).
+    After letters, ``letters`` counts those of the word so far (3: three or more, 2 after a capital: two or more; a capital
+    after a small letter begins a new word), ``consonants`` those in a row at the end (3: three or more), and ``letter`` is
+    the class of the last one, if small.
     """
 
     kind: str
     letters: int = 0
     consonants: int = 0
+    letter: str = ""
 
 
 START = State("line")
@@ -173,13 +198,13 @@ START = State("line")
 def follow(state: State, cls: str) -> State:
     """The state after a character of class ``cls`` that stood in ``state``."""
     if cls in _LETTERS:
-        upper, consonant = cls.isupper(), cls.lower() == "consonant"
+        upper, consonant = cls not in SMALL, cls not in _VOWELS
         in_word = state.kind == "lower" or state.kind == "upper"
         new_word = not in_word or (upper and state.kind == "lower")
-        letters = 1 if new_word else min(state.letters + 1, 4)
+        letters = 1 if new_word else min(state.letters + 1, 2 if upper else 3)
         # The run of consonants goes on over a change of case: random strings change it all the time.
         consonants = min(state.consonants + 1, 3) if consonant else 0
-        return State("upper" if upper else "lower", letters, consonants)
+        return State("upper", letters, consonants) if upper else State("lower", letters, consonants, cls)
     if cls == "newline":
         return START
     if cls in _WHITE:
@@ -201,20 +226,23 @@ def slots(state: State, cls: str) -> tuple[str, ...]:
     """
     before = state.kind
     if cls in _LETTERS:
-        case = "upper" if cls.isupper() else "lower"
-        if cls.lower() == "consonant" and state.consonants >= 2:
+        case = "lower" if cls in SMALL else "upper"
+        if cls not in _VOWELS and state.consonants >= 2:
             return (f"{case}.cluster" if state.consonants >= 3 else f"{case}.third",)
         if before in ("lower", "upper"):
             if case == "upper":
-                return ("upper.hump" if before == "lower" and state.letters > 2 else f"upper.after_{before}",)
-            if before == "upper" and state.letters > 1:
-                return ("lower.after_upper",)
-            return ("lower.5+" if state.letters >= 4 else "lower.2-4",)
+                if before == "upper":
+                    place = "second" if state.letters == 1 else "later"
+                    return (f"upper.{place}.{'consonant' if state.consonants else 'vowel'}.{cls}",)
+                return ("upper.hump" if state.letters > 2 else "upper.after_lower",)
+            if before == "lower":
+                return (f"lower.{state.letter}.{cls}",)
+            return ("lower.after_upper" if state.letters > 1 else f"lower.second.{cls}",)
         if before in ("digit", "accent", "rare_accent", "other"):
             return (f"{case}.after_{before}",)
         if before in PUNCTUATION:
-            return (f"{case}.after_mark",)
-        return (f"{case}.first",)
+            return (f"{case}.after_{'underscore' if before == 'underscore' else 'mark'}",)
+        return (f"lower.first.{cls}" if case == "lower" else "upper.first",)
     if cls == "digit":
         return ("digit", "digit.after_space") if before in _AFTER_SPACE else ("digit",)
     if cls in PUNCTUATION:
@@ -227,11 +255,15 @@ def slots(state: State, cls: str) -> tuple[str, ...]:
             return ("space.run",)
         if before in PUNCTUATION:
             return ("space.after_mark",)
+        if before == "lower":
+            return (f"space.after.{state.letter}",)
         return (f"space.after_{before}",) if before in ("digit", "rare_accent", "other") else ("space",)
     if cls in ("newline", "tab"):
         if before == "line":
             return (f"{cls}.run",)
         return (f"{cls}.after_space",) if before in _FRESH else (cls,)
+    if (cls in _ACCENTS and before == "accent") or (cls in ("accent_rare", "vietnamese") and before == "rare_accent"):
+        return (f"{cls}.again",)
     if before in _AFTER_SPACE and cls not in _ACCENTS + _RARE_ACCENTS:
         return (cls, "other.after_space")
     return (cls,)

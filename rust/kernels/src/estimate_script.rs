@@ -22,7 +22,7 @@ pub const LARGE_VOCABULARY: i64 = 100_000;
 const UNIT: u64 = 128;
 // Both are powers of two, so that a mask stands for the check of bounds.
 const ROW: usize = 64;
-const ROWS: usize = 64;
+const ROWS: usize = 128;
 const _: () = assert!(CLASSES <= ROW && STATES <= ROWS);
 
 /// The entry of a character in a state is `entries[state * ROW + class]`: the weight above, the next state in the low 8 bits.
@@ -32,6 +32,7 @@ struct Machine {
     same: [[u16; ROW]; 5],
 }
 
+#[expect(clippy::large_stack_arrays, reason = "worked out by the compiler")]
 const fn machine(table: &Table) -> Machine {
     let mut built = Machine { entries: [0; ROWS * ROW], same: [[NO_RULE; ROW]; 5] };
     let mut state = 0;
