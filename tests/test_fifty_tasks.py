@@ -96,8 +96,11 @@ def _call_schema(longest: int) -> dict[str, Any]:
     for tool in TOOLS.values():
         if not tool.function.__module__.startswith("rune."):
             continue
-        properties = {name: {"type": "string", "maxLength": longest} for name in tool.parameters["properties"]}
-        arguments = {"type": "object", "properties": properties, "required": list(properties)[:2]}
+        properties: dict[str, Any] = {}
+        for name, schema in tool.parameters["properties"].items():
+            kind = schema.get("type", "string")
+            properties[name] = {"type": kind, **({"maxLength": longest} if kind == "string" else {})}
+        arguments = {"type": "object", "properties": properties, "required": tool.parameters.get("required", [])}
         call = {"name": {"const": tool.name}, "arguments": arguments}
         choices.append({"type": "object", "properties": call, "required": ["name", "arguments"]})
     return {"anyOf": choices}

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rune.messages import Message
 from rune.runtime.call_filter import CallFilter
@@ -236,6 +238,14 @@ def test_what_is_no_call_is_shown_whole(text: str, size: int) -> None:
 )
 def test_calls_are_not_shown(text: str, size: int) -> None:
     assert shown(text, size).split() == ["I", "look.", "Wait."]
+
+
+PIECES = [*"{}\"'\n:[`<\\", "```", "~~~", "json", "python", "<tool_call>", "</tool_call>", "a b"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.integers(1, 9))
+def test_no_word_is_lost_however_it_comes(text: str, size: int) -> None:
+    assert shown(text, size) == text
 
 
 def test_words_and_code_are_not_held_back() -> None:
